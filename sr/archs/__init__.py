@@ -1,0 +1,1 @@
+"""One file per network family; importing this package registers them all."""
