@@ -73,9 +73,11 @@ class SRNetwork(nn.Module):
         if self.multiple_of == 1 and self.min_size == 1:
             return self.upscale(lq)
         h, w = lq.shape[-2:]
-        # Unconditional: a zero-sized pad costs nothing, and a branch on the size would tie an export to it.
-        sr = self.upscale(F.pad(lq, (0, self._padding(w), 0, self._padding(h)), mode="replicate"))
-        return sr[..., : h * self.scale, : w * self.scale]
+        right, below = self._padding(w), self._padding(h)
+        # Unconditional, and cropped by a negative pad rather than a slice: a branch or a slice whose end may be the
+        # whole edge would tie an exported graph to the size it was traced with.
+        sr = self.upscale(F.pad(lq, (0, right, 0, below), mode="replicate"))
+        return F.pad(sr, (0, -right * self.scale, 0, -below * self.scale))
 
     def _padding(self, size: int) -> int:
         """Pixels to add to an edge of ``size`` pixels: up to ``min_size``, then to the next multiple."""
