@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,7 @@ class SRNetwork(nn.Module):
         self = super().__new__(cls)
         bound = inspect.signature(cls.__init__).bind_partial(self, *args, **kwargs)
         bound.apply_defaults()
-        self.__dict__["hparams"] = {k: v for k, v in list(bound.arguments.items())[1:]}
+        self.__dict__["hparams"] = dict(list(bound.arguments.items())[1:])  # all but self
         return self
 
     def __init__(self, *, scale: int, in_channels: int = 3) -> None:
@@ -81,7 +81,7 @@ class SRNetwork(nn.Module):
 
     def _padding(self, size: int) -> int:
         """Pixels to add to an edge of ``size`` pixels: up to ``min_size``, then to the next multiple."""
-        short = 0 if self.min_size == 1 else torch.sym_max(self.min_size - size, 0)
+        short = 0 if self.min_size == 1 else cast(int, torch.sym_max(self.min_size - size, 0))
         return short + (-(size + short)) % self.multiple_of
 
     def fuse(self) -> SRNetwork:
@@ -90,7 +90,7 @@ class SRNetwork(nn.Module):
 
     @classmethod
     def infer_hparams(cls, state_dict: Mapping[str, Tensor]) -> dict[str, Any] | None:
-        """Constructor arguments read off the keys and shapes of a bare ``state_dict``; ``None`` if it is another network's.
+        """Constructor arguments, from keys and shapes of a bare ``state_dict``; ``None`` if it is another network's.
 
         Only architectures whose weights are published without hyper-parameters need this.
         """

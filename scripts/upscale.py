@@ -1,0 +1,33 @@
+"""Enlarge a picture: ``python scripts/upscale.py image.png [-m weights.safetensors] [-o large.png]``."""
+
+import argparse
+from pathlib import Path
+
+import sr
+from sr.errors import run_script
+from sr.image import check_output, open_image, save_image
+from sr.weights import default_weights
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Enlarge a picture with a super-resolution network.")
+    parser.add_argument("image", type=Path, help="the picture")
+    parser.add_argument("-m", "--model", help="weights file, or the name of installed weights (default: installed)")
+    parser.add_argument("-s", "--scale", type=int, help="pick installed weights of this scale (default: the first)")
+    parser.add_argument("-o", "--output", type=Path, help="default: IMAGE_x2.png beside the picture")
+    parser.add_argument("--tile", type=int, default=256, help="edge of a tile in input pixels, 0: none (default: 256)")
+    parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
+    args = parser.parse_args()
+
+    image = open_image(args.image)
+    network = sr.load(args.model or default_weights(args.scale).name)
+    if args.scale not in (None, network.scale):
+        raise sr.SRError(f"{args.model} enlarges {network.scale} times, not {args.scale}; leave -s out")
+    output = args.output or args.image.with_name(f"{args.image.stem}_x{network.scale}.png")
+    check_output(output, inputs=[args.image])
+    save_image(sr.Upscaler(network, tile=args.tile or None, device=args.device)(image), output)
+    print(f"{args.image} -> {output}")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,176 @@
+"""What happens around the training loop: progress, validation report, previews, export of the best weights."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sr.checkpoint import save
+from sr.data import PictureSet
+from sr.image import save_image
+from sr.inference import upscale_tiled
+from sr.module import SRModule
+from sr.preview import comparison
+
+# A log file gets a line this often, in seconds, where a terminal gets a moving bar.
+_LINE_INTERVAL = 10.0
+_BAR_INTERVAL = 0.2
+
+
+class TrainingProgress(ProgressBar):
+    """Steps done, steps/s, loss and time left: a bar in a terminal, a line now and then in a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.console = Console(file=sys.stdout)
+        self._bar: Progress | None = None
+        self._enabled = True
+        self._started = self._printed = 0.0
+        self._first_step = 0
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        if self._enabled:
+            self.console.print(*args, highlight=False, soft_wrap=True, **kwargs)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = self._printed = time.monotonic()
+        self._first_step = trainer.global_step
+        if self._enabled and self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeRemainingColumn(),
+                TextColumn("left"),
+                console=self.console,
+            )
+            self._bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, status="")
+            self._bar.start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now, step = time.monotonic(), trainer.global_step
+        if (
+            not self._enabled
+            or step == self._first_step
+            or now - self._printed < (0.2 if self._bar else _LINE_INTERVAL)
+        ):
+            return
+        self._printed = now
+        rate = (step - self._first_step) / (now - self._started)
+        status = f"{rate:.1f} steps/s  loss {trainer.callback_metrics['train/loss'].item():.4f}"
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=step, status=status)
+        else:
+            left = (trainer.max_steps - step) / rate
+            self.print(f"step {step}/{trainer.max_steps}  {status}  {left:.0f} s left")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=trainer.global_step)
+        self._stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+class ValidationReport(Callback):
+    """Prints each validation set's PSNR_Y and SSIM_Y beside bicubic's."""
+
+    @rank_zero_only
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = cast(SRModule, pl_module)
+        show = getattr(trainer.progress_bar_callback, "print", print)
+        for name, own in module.scores.items():
+            base = module.bicubic_scores[name]
+            show(
+                f"step {trainer.global_step}  {name}: "
+                f"PSNR_Y {own['psnr_y']:.2f} dB (bicubic {base['psnr_y']:.2f}, {own['psnr_y'] - base['psnr_y']:+.2f})  "
+                f"SSIM_Y {own['ssim_y']:.4f} (bicubic {base['ssim_y']:.4f}, {own['ssim_y'] - base['ssim_y']:+.4f})"
+            )
+
+
+class BestWeights(Callback):
+    """Exports the averaged weights whenever the mean PSNR_Y over all validation sets is the best so far.
+
+    Args:
+        folder: where ``best.safetensors`` goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "best.safetensors"
+        self.best = float("-inf")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = cast(SRModule, pl_module)
+        if trainer.sanity_checking or not module.scores:
+            return
+        psnr = sum(score["psnr_y"] for score in module.scores.values()) / len(module.scores)
+        if psnr > self.best:
+            self.best = psnr
+            if trainer.is_global_zero:
+                info = {"step": trainer.global_step, "validation": module.scores, "bicubic": module.bicubic_scores}
+                save(module.eval_network, self.path, info=info)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict["best"]
+
+
+class Previews(Callback):
+    """Writes LQ | bicubic | SR | GT | error of one crop of each validation set's first picture.
+
+    Args:
+        folder: where ``<set>_<step>.png`` goes; TensorBoard gets the same picture.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @rank_zero_only
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        module = cast(SRModule, pl_module)
+        for pictures in trainer.datamodule.val_sets:  # type: ignore[attr-defined]
+            strip = self._strip(module, pictures)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_image(strip, self.folder / f"{pictures.name}_{trainer.global_step:07d}.png")
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    image = torch.tensor(list(strip.tobytes()), dtype=torch.uint8).view(strip.height, strip.width, 3)
+                    logger.experiment.add_image(
+                        f"val/{pictures.name}", image.numpy(), trainer.global_step, dataformats="HWC"
+                    )
+
+    @torch.no_grad()
+    def _strip(self, module: SRModule, pictures: PictureSet) -> Any:
+        lq, gt = pictures.pair(0)
+        network = module.eval_network
+        sr = upscale_tiled(network, lq[None].to(module.device).float() / 255, tile=256)[0]
+        return comparison(lq, sr.cpu(), gt, network.scale)

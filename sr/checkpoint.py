@@ -1,0 +1,174 @@
+"""Weights files: written so that they describe themselves, read without running anything that is in them.
+
+A file written by :func:`save` is a safetensors file whose metadata name the architecture and its hyper-parameters,
+so that :func:`load` needs nothing else. Published PyTorch files (``.pth``) are read for architectures that recognise
+their own keys (:meth:`sr.network.SRNetwork.infer_hparams`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import sr
+import sr.archs  # registers every architecture
+from sr.errors import SRError
+from sr.network import SRNetwork
+from sr.registry import did_you_mean, get_arch, list_archs
+from sr.weights import find_weights
+
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt")
+# Where training tools keep the weights inside a file, the averaged ones first.
+_WRAPPERS = ("params_ema", "params-ema", "ema", "params", "state_dict", "model_state_dict", "model", "net", "net_g")
+_PREFIXES = ("module.", "_orig_mod.")
+
+
+def describe(network: SRNetwork) -> dict[str, str]:
+    """What a file must say to rebuild ``network``: architecture, hyper-parameters, scale."""
+    return {
+        "format": "sr",
+        "version": sr.__version__,
+        "arch": type(network).__name__,
+        "hparams": json.dumps(network.hparams),
+        "scale": str(network.scale),
+    }
+
+
+def save(network: SRNetwork, path: str | Path, info: Mapping[str, Any] | None = None) -> None:
+    """Write ``network`` to a self-describing safetensors file, whole or not at all.
+
+    Args:
+        network: any network of the project.
+        path: the file; its folder must exist.
+        info: more to keep in the metadata (recipe, step, metrics ...), anything that JSON can hold.
+    """
+    path = Path(path)
+    tensors = {k: v.detach().cpu().contiguous() for k, v in network.state_dict().items()}
+    metadata = describe(network) | {"info": json.dumps(dict(info or {}))}
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        save_file(tensors, part, metadata=metadata)
+        part.replace(path)
+    except (OSError, SafetensorError) as e:
+        raise SRError(f"cannot write {path} ({e}); check the folder, its permissions and free space") from e
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load(source: str | Path, device: str | torch.device = "cpu") -> SRNetwork:
+    """Load a network with its weights, ready for inference.
+
+    Args:
+        source: a weights file (``.safetensors`` of this project, ``.ckpt`` of a training run, ``.pth`` or ``.pt``
+            of a known architecture), or the name of installed weights, e.g. ``sparsesr_t_x2.quickstart``.
+        device: where the network goes.
+
+    Returns:
+        The network in evaluation mode; averaged (EMA) weights are preferred where a file holds both.
+
+    Raises:
+        SRError: the file is missing, damaged, not a weights file, holds code, or does not fit the network exactly.
+    """
+    path = _resolve(source)
+    metadata, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    network, tensors = _build(metadata, tensors, path)
+    _fill(network, tensors, path)
+    return network.eval().requires_grad_(False).to(device)
+
+
+def read_info(source: str | Path) -> dict[str, Any]:
+    """The metadata of a file written by :func:`save`: architecture, hyper-parameters, and what ``info`` held."""
+    metadata, _ = _read_safetensors(_resolve(source))
+    decode = {k: json.loads(metadata[k]) for k in ("hparams", "info") if k in metadata}
+    return metadata | decode
+
+
+def _resolve(source: str | Path) -> Path:
+    path = Path(source)
+    if path.is_file():
+        if path.suffix not in _SUFFIXES:
+            raise SRError(f"{path}: not a weights file (expected {', '.join(_SUFFIXES)})")
+        return path
+    if path.is_dir():
+        raise SRError(f"{path} is a folder; name the weights file in it")
+    if path.suffix in _SUFFIXES and path.name not in ("", path.suffix):
+        raise SRError(f"no weights file at {path}")
+    return find_weights(str(source)).path
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {}), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, struct.error) as e:
+        raise SRError(f"{path}: damaged, or not a safetensors file ({e})") from e
+
+
+def _read_pickle(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as e:
+        wanted = next((line.strip() for line in str(e).splitlines() if "GLOBAL" in line), "it is not plain tensors")
+        raise SRError(f"{path}: refused, since reading it would run code from the file ({wanted})") from e
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as e:
+        raise SRError(f"{path}: damaged, or not a PyTorch file ({str(e).splitlines()[0] if str(e) else e!r})") from e
+    metadata: dict[str, str] = {}
+    if isinstance(content, dict) and isinstance(content.get("sr_network"), dict):  # a checkpoint of sr.module
+        metadata, state = dict(content["sr_network"]), content["state_dict"]
+        part = "ema." if any(key.startswith("ema.") for key in state) else "network."
+        return metadata, {key[len(part) :]: value for key, value in state.items() if key.startswith(part)}
+    for wrapper in _WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+            break
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()) or not content:
+        raise SRError(f"{path}: no weights found in it")
+    return metadata, {_strip(key): value for key, value in content.items()}
+
+
+def _strip(key: str) -> str:
+    while key.startswith(_PREFIXES):
+        key = key.split(".", 1)[1]
+    return key
+
+
+def _build(metadata: Mapping[str, str], tensors: dict[str, Tensor], path: Path) -> tuple[SRNetwork, dict[str, Tensor]]:
+    """The network with random weights, and the tensors under this implementation's names."""
+    if "arch" in metadata:
+        arch = get_arch(metadata["arch"])
+        try:
+            return arch(**json.loads(metadata["hparams"])), tensors
+        except (TypeError, KeyError, json.JSONDecodeError) as e:
+            raise SRError(f"{path}: its hyper-parameters do not fit {arch.__name__} ({e})") from e
+    for name in list_archs():
+        arch = get_arch(name)
+        hparams = arch.infer_hparams(tensors)
+        if hparams is not None:
+            return arch(**hparams), arch.remap(tensors)
+    raise SRError(f"{path}: no architecture of this project has such weights (first key: {next(iter(tensors))!r})")
+
+
+def _fill(network: SRNetwork, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Copy the weights in; everything must fit, since a half-random network paints garbage."""
+    own = network.state_dict()
+    for key, value in own.items():
+        if key not in tensors:
+            raise SRError(
+                f"{path}: {type(network).__name__} needs {key!r}, which the file lacks{did_you_mean(key, tensors)}"
+            )
+        if tensors[key].shape != value.shape:
+            raise SRError(f"{path}: {key!r} has shape {tuple(tensors[key].shape)}, needed is {tuple(value.shape)}")
+    extra = [key for key in tensors if key not in own]
+    if extra:
+        raise SRError(f"{path}: {type(network).__name__} has no place for {len(extra)} tensors, first {extra[0]!r}")
+    network.load_state_dict(tensors)

@@ -1,0 +1,234 @@
+"""Named sets of (LQ, GT) pictures in folders; patches are cut in :mod:`sr.data.patches`.
+
+A set is built from paths alone, and told the scale once it is known: ``prepare(scale)`` lists the files, pairs them and
+checks every size from the headers, so that a wrong pair stops a run before it starts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from sr.data.pairs import by_stem, match_pairs
+from sr.errors import SRError
+from sr.image import image_size, list_images, read_rgb
+from sr.resize import imresize
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a set, as far as it is known without decoding it.
+
+    Attributes:
+        name: relative path without suffix, POSIX style; unique in its set.
+        gt: the GT file.
+        lq: the LQ file, or ``None`` where LQ is made from GT.
+        header: (H, W) of the GT file.
+        gt_size: (H, W) of the GT after cropping to ``scale`` x LQ.
+    """
+
+    name: str
+    gt: Path
+    lq: Path | None
+    header: tuple[int, int]
+    gt_size: tuple[int, int]
+
+
+class PictureSet(ABC):
+    """A named list of (LQ, GT) pictures.
+
+    A subclass writes :meth:`find`. Everything but ``name`` needs :meth:`prepare` first.
+
+    Attributes:
+        name: how logs and messages call the set, e.g. ``Set5``.
+        scale: GT edge / LQ edge; 0 before :meth:`prepare`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.scale = 0
+        self._pictures: list[Picture] = []
+
+    @abstractmethod
+    def find(self, scale: int) -> list[Picture]:
+        """List the pictures and check them without decoding any; raise :class:`~sr.errors.SRError`."""
+
+    def prepare(self, scale: int) -> None:
+        """List and check the pictures for a scale; cheap, and nothing at all the second time.
+
+        Args:
+            scale: GT edge / LQ edge, at least 1.
+
+        Raises:
+            SRError: a folder is missing or empty, a picture cannot be read, has no partner, or has the wrong size.
+        """
+        if not isinstance(scale, int) or scale < 1:
+            raise SRError(f"scale must be a whole number of at least 1, not {scale!r}")
+        if scale != self.scale:
+            self._pictures = self.find(scale)
+            self.scale = scale
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """The pictures, sorted by name."""
+        if not self.scale:
+            raise RuntimeError(f"the picture set {self.name!r} needs prepare(scale) first")
+        return self._pictures
+
+    @property
+    def names(self) -> list[str]:
+        """Relative paths without suffix, POSIX style, unique."""
+        return [p.name for p in self.pictures]
+
+    @property
+    def gt_sizes(self) -> list[tuple[int, int]]:
+        """(H, W) of each GT as :meth:`pair` gives it."""
+        return [p.gt_size for p in self.pictures]
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def pair(self, i: int) -> tuple[Tensor, Tensor]:
+        """Read picture ``i``.
+
+        Returns:
+            lq: uint8 (3, h, w), RGB; gt: uint8 (3, scale*h, scale*w), RGB, contiguous.
+
+        Raises:
+            SRError: a file cannot be read, or is no longer what :meth:`prepare` saw.
+        """
+        picture = self.pictures[i]
+        gt = read_rgb(picture.gt)
+        if tuple(gt.shape[-2:]) != picture.header:
+            raise SRError(
+                f"{picture.gt} is {_hw(gt.shape[-2:])}, but its header said {_hw(picture.header)}; save it anew"
+            )
+        h, w = picture.gt_size
+        gt = gt[:, :h, :w].contiguous()
+        if picture.lq is None:
+            return imresize(gt, size=(h // self.scale, w // self.scale)), gt
+        lq = read_rgb(picture.lq)
+        if lq.shape[-2] * self.scale != h or lq.shape[-1] * self.scale != w:
+            raise SRError(f"{picture.lq} is {_hw(lq.shape[-2:])}, not 1/{self.scale} of {_hw((h, w))}; save it anew")
+        return lq, gt
+
+
+class GTFolder(PictureSet):
+    """High-resolution pictures only; LQ is MATLAB's bicubic reduction of the whole picture, in 8 bit.
+
+    Each GT is cut at the right and bottom to a multiple of the scale first.
+    """
+
+    def __init__(self, root: str | Path, name: str | None = None) -> None:
+        """Name the folder; nothing is read yet.
+
+        Args:
+            root: folder of pictures, sub-folders included.
+            name: name in logs; default: the folder's.
+        """
+        super().__init__(name or Path(root).resolve().name)
+        self.root = Path(root)
+
+    def find(self, scale: int) -> list[Picture]:
+        """List the folder; a picture smaller than ``scale`` is refused."""
+        found = []
+        for name, gt in by_stem(self.root, list_images(self.root)).items():
+            h, w = image_size(gt)
+            if min(h, w) < scale:
+                raise SRError(f"{gt} is {_hw((h, w))}, too small for scale {scale}; remove it")
+            found.append(Picture(name, gt, None, (h, w), (h - h % scale, w - w % scale)))
+        return found
+
+
+class PairedFolder(PictureSet):
+    """High-resolution pictures in one folder, their low-resolution partners in another.
+
+    Partners have the same relative path without suffix, or one that differs by the usual marks only: ``0001`` and
+    ``0001x4``, ``img_001_SRF_4_HR`` and ``img_001_SRF_4_LR``, ``bird_HR_x4`` and ``bird_LR_x4``. GT must be ``scale``
+    times as large as LQ; less than ``scale`` pixels more are cut off at the right and bottom.
+    """
+
+    def __init__(self, gt: str | Path, lq: str | Path, name: str | None = None) -> None:
+        """Name the folders; nothing is read yet.
+
+        Args:
+            gt: folder of high-resolution pictures, sub-folders included.
+            lq: folder of low-resolution pictures.
+            name: name in logs; default: the GT folder's.
+        """
+        super().__init__(name or Path(gt).resolve().name)
+        self.gt = Path(gt)
+        self.lq = Path(lq)
+
+    def find(self, scale: int) -> list[Picture]:
+        """Pair the two folders and compare the sizes in the headers."""
+        pairs = match_pairs(self.name, (self.gt, list_images(self.gt)), (self.lq, list_images(self.lq)), scale)
+        found, wrong = [], []
+        for name, gt, lq in pairs:
+            size, (lq_h, lq_w) = image_size(gt), image_size(lq)
+            h, w = lq_h * scale, lq_w * scale
+            if not (h <= size[0] < h + scale and w <= size[1] < w + scale):
+                wrong.append(f"{gt} is {_hw(size)} and {lq} is {_hw((lq_h, lq_w))}")
+            found.append(Picture(name, gt, lq, size, (h, w)))
+        if wrong:
+            more = f" (and {len(wrong) - 1} more pairs)" if len(wrong) > 1 else ""
+            raise SRError(
+                f"data set {self.name!r}: GT must be {scale} x LQ, but {wrong[0]}{more};\n"
+                "check that scale and the LQ folder belong together"
+            )
+        return found
+
+
+class BenchmarkFolder(PictureSet):
+    """A data set in the layout of the public benchmarks, whatever the scale.
+
+    With ``HR`` and ``LR_bicubic/X{scale}`` under ``root`` those are the pairs; with ``HR`` alone, or pictures directly
+    under ``root``, LQ is made as in :class:`GTFolder`.
+    """
+
+    def __init__(self, root: str | Path, name: str | None = None) -> None:
+        """Name the folder; nothing is read yet.
+
+        Args:
+            root: the data set's folder.
+            name: name in logs; default: the folder's.
+        """
+        super().__init__(name or Path(root).resolve().name)
+        self.root = Path(root)
+
+    def find(self, scale: int) -> list[Picture]:
+        """Choose the layout, then list and check as the set for that layout does."""
+        gt, lq = self.root / "HR", self.root / "LR_bicubic"
+        if not gt.is_dir():
+            if lq.is_dir():
+                raise SRError(f"{self.root} holds LR_bicubic but no HR; put the high-resolution pictures in {gt}")
+            return GTFolder(self.root, self.name).find(scale)
+        for folder in (lq / f"X{scale}", lq / f"x{scale}"):
+            if folder.is_dir():
+                return PairedFolder(gt, folder, self.name).find(scale)
+        return GTFolder(gt, self.name).find(scale)
+
+
+def find_pictures(root: str | Path, scale: int, name: str | None = None) -> PictureSet:
+    """A prepared set of whatever layout is found under ``root``; see :class:`BenchmarkFolder`.
+
+    Args:
+        root: the data set's folder.
+        scale: GT edge / LQ edge.
+        name: name in logs; default: the folder's.
+
+    Raises:
+        SRError: as for :meth:`PictureSet.prepare`.
+    """
+    pictures = BenchmarkFolder(root, name)
+    pictures.prepare(scale)
+    return pictures
+
+
+def _hw(size: Sequence[int]) -> str:
+    """``width x height``, the order in which picture sizes are spoken of."""
+    return f"{size[1]}x{size[0]}"

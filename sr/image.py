@@ -1,0 +1,282 @@
+"""Picture files: finding, reading and writing them without losing anything.
+
+The types decide what a sample means (8 or 16 bit), never the values found in a picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from torch import Tensor
+
+from sr.errors import SRError
+
+_FORMATS = {
+    ".bmp": "BMP",
+    ".jfif": "JPEG",
+    ".jpeg": "JPEG",
+    ".jpg": "JPEG",
+    ".pgm": "PPM",
+    ".png": "PNG",
+    ".pnm": "PPM",
+    ".ppm": "PPM",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".webp": "WEBP",
+}
+#: Suffixes (lower case) of the files that are read and written as pictures.
+IMAGE_SUFFIXES = frozenset(_FORMATS)
+
+_KEEP_DETAIL: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
+_JUNK = "__MACOSX"  # macOS's zip companion of hidden copies
+
+
+def list_images(root: str | Path) -> list[Path]:
+    """Every picture file under a folder, sub-folders included, sorted by its path relative to the folder.
+
+    Hidden files and folders (``.git``, ``.DS_Store``) and ``__MACOSX`` are skipped; links to folders are followed.
+
+    Args:
+        root: the folder.
+
+    Returns:
+        Paths that start with ``root``; at least one.
+
+    Raises:
+        SRError: the folder is missing, is not a folder, cannot be read, or holds no picture.
+    """
+    root = Path(root)
+    if not root.exists():
+        raise SRError(f"the folder {root} does not exist; check the path")
+    if not root.is_dir():
+        raise SRError(f"{root} is a file, not a folder; give the folder that holds it")
+
+    def fail(exc: OSError) -> None:
+        raise SRError(f"the folder {exc.filename} cannot be read ({exc.strerror})") from exc
+
+    found, seen = [], {root.resolve()}
+    for folder, folders, files in os.walk(root, onerror=fail, followlinks=True):
+        here = Path(folder)
+        keep = []
+        for name in folders:
+            real = (here / name).resolve()
+            if not name.startswith(".") and name != _JUNK and real not in seen:  # a link to a parent would never end
+                seen.add(real)
+                keep.append(name)
+        folders[:] = keep
+        found += [here / f for f in files if not f.startswith(".") and Path(f).suffix.lower() in IMAGE_SUFFIXES]
+    if not found:
+        raise SRError(f"no picture in {root} or its sub-folders; looked for {' '.join(sorted(IMAGE_SUFFIXES))}")
+    return sorted(found, key=lambda p: p.relative_to(root).as_posix())
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """The picture with its header read; whatever goes wrong inside the block names the file."""
+    try:
+        # Pillow only warns up to twice its limit and refuses beyond; a large photograph is no reason for a warning.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                yield image
+    except SRError:
+        raise
+    except FileNotFoundError as exc:
+        raise SRError(f"the picture {path} does not exist; check the path") from exc
+    except IsADirectoryError as exc:
+        raise SRError(f"{path} is a folder, not a picture") from exc
+    except PermissionError as exc:
+        raise SRError(f"no permission to read {path}") from exc
+    except Image.DecompressionBombError as exc:
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise SRError(f"{path} has more than {limit:,} pixels, the most that is read; cut it into parts") from exc
+    except UnidentifiedImageError as exc:
+        if path.stat().st_size == 0:
+            raise SRError(f"{path} is empty (0 bytes); replace or remove it") from exc
+        raise SRError(f"{path} is not a picture in a format that can be read; replace or remove it") from exc
+    except MemoryError as exc:
+        raise SRError(f"not enough memory to read {path}; cut it into parts") from exc
+    except Exception as exc:  # what Pillow's decoders raise on damaged files is not limited to OSError
+        raise SRError(f"{path} is damaged or incomplete ({exc}); replace or remove it") from exc
+
+
+def open_image(path: str | Path) -> Image.Image:
+    """Read a picture file completely, turned the way its EXIF orientation says; the file is closed again.
+
+    The mode stays the file's own (also 16 bit, palette, alpha), and so do ``info`` (ICC profile, EXIF without
+    the orientation) and ``format``. Of an animation it is the first frame.
+
+    Raises:
+        SRError: the file is missing, empty, damaged, cut short, no picture, or too large.
+    """
+    with _opened(Path(path)) as image:
+        image.load()
+        with contextlib.suppress(Exception):  # damaged EXIF: the pixels are right all the same
+            ImageOps.exif_transpose(image, in_place=True)
+        return image
+
+
+def image_size(path: str | Path) -> tuple[int, int]:
+    """(height, width) that :func:`open_image` will give, read from the header only.
+
+    Raises:
+        SRError: as for :func:`open_image`, as far as a header can tell.
+    """
+    with _opened(Path(path)) as image:
+        width, height = image.size
+        if isinstance(image, TiffImagePlugin.TiffImageFile):  # its size is turned already, in some versions of Pillow
+            width, height = image.tag_v2[256], image.tag_v2[257]
+        turn = 1
+        with contextlib.suppress(Exception):
+            # The base class's: the one of PNG decodes all pixels in search of EXIF that follows them.
+            turn = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+        return (width, height) if turn in (5, 6, 7, 8) else (height, width)
+
+
+def _is_16_bit(image: Image.Image) -> bool:
+    # Older Pillow opens 16-bit grey PNG and PGM as 32-bit integers.
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+
+
+def read_rgb(path: str | Path) -> Tensor:
+    """Read a picture as 8-bit RGB, for data sets.
+
+    Grey, palette, 1-bit and CMYK become the RGB that they stand for; 16-bit grey is divided by 257 and rounded;
+    alpha is dropped, ICC profiles are ignored, the EXIF orientation is applied.
+
+    Returns:
+        uint8 (3, H, W), RGB.
+
+    Raises:
+        SRError: as for :func:`open_image`; or 32-bit samples, whose range is unknown.
+    """
+    image = open_image(path)
+    if _is_16_bit(image):
+        values = np.asarray(image).astype(np.int64)
+        return torch.from_numpy(((values + 128) // 257).astype(np.uint8)).expand(3, -1, -1).contiguous()
+    if image.mode in ("I", "F"):
+        raise SRError(f"{path} has 32-bit samples of unknown range; save it with 8 or 16 bits")
+    if image.mode != "RGB":
+        try:
+            if image.mode in ("La", "RGBa"):  # Pillow converts premultiplied modes to straight alpha only
+                image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
+            image = image.convert("RGB")
+        except ValueError as exc:
+            raise SRError(f"{path} is in colour mode {image.mode}, which is not read; save it as RGB") from exc
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def to_tensor(image: Image.Image | np.ndarray) -> Tensor:
+    """Picture or array to a float tensor in [0, 1]; the type decides the divisor (255 or 65535).
+
+    Args:
+        image: a PIL picture (palette and CMYK become RGB, or RGBA where the palette is transparent) or an array
+            (H, W) or (H, W, C), uint8, uint16, bool, or floating point in [0, 1] (taken as it is).
+
+    Returns:
+        float32 (C, H, W); C is 1 for grey, 2 grey and alpha, 3 RGB, 4 RGBA.
+
+    Raises:
+        SRError: another type or shape.
+    """
+    if isinstance(image, Image.Image):
+        if _is_16_bit(image):
+            array = np.asarray(image).astype(np.uint16)
+        else:
+            if image.mode not in ("1", "L", "LA", "RGB", "RGBA", "F"):
+                image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+            array = np.array(image)
+    else:
+        array = np.asarray(image)
+    if array.ndim not in (2, 3):
+        raise SRError(f"a picture has the shape (H, W) or (H, W, C), not {array.shape}")
+    if array.dtype == np.bool_:
+        array, top = array.astype(np.float32), 1
+    elif array.dtype in (np.uint8, np.uint16):
+        array, top = array.astype(np.float32), int(np.iinfo(array.dtype).max)
+    elif np.issubdtype(array.dtype, np.floating):
+        array, top = array.astype(np.float32), 1
+    else:
+        raise SRError(f"pictures are uint8, uint16, bool or floating point, not {array.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(np.atleast_3d(array).transpose(2, 0, 1))) / top
+
+
+def to_image(tensor: Tensor, bits: int = 8) -> Image.Image:
+    """Tensor to a PIL picture, clamped and rounded to the nearest: ``floor(255 x + 0.5)``.
+
+    Args:
+        tensor: (C, H, W) or (1, C, H, W) with C of 1 to 4, floating point in [0, 1], or uint8 (taken as it is).
+        bits: 8, or 16 for one channel (mode ``I;16``).
+
+    Raises:
+        SRError: another shape or type, 16 bits for more than one channel (Pillow has no such mode), or NaN.
+    """
+    if tensor.dim() == 4 and tensor.shape[0] == 1:
+        tensor = tensor[0]
+    if tensor.dim() != 3 or not 1 <= tensor.shape[0] <= 4:
+        raise SRError(f"a picture has the shape (C, H, W) with 1 to 4 channels, not {tuple(tensor.shape)}")
+    if bits not in (8, 16) or (bits == 16 and tensor.shape[0] != 1):
+        raise SRError(f"{bits} bits for {tensor.shape[0]} channels is not possible; use 8, or 16 for one channel")
+    values = tensor.detach().cpu()
+    if values.is_floating_point():
+        if torch.isnan(values).any():
+            raise SRError("the picture holds NaN; run the network in float32")
+        top = 2**bits - 1
+        array = (values.double().clamp(0, 1) * top + 0.5).floor().numpy()
+    elif values.dtype == torch.uint8:
+        array = values.numpy().astype(np.int64) * (257 if bits == 16 else 1)
+    else:
+        raise SRError(f"a picture is uint8 or floating point, not {tensor.dtype}")
+    array = array.astype(np.uint8 if bits == 8 else np.uint16).transpose(1, 2, 0)
+    return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array))
+
+
+def save_image(image: Image.Image, path: str | Path, **params: Any) -> None:
+    """Write a picture; the file appears complete or not at all.
+
+    It is written under a temporary, hidden name in the same folder, then renamed; an existing file is replaced.
+    Defaults keep detail: JPEG quality 95 without chroma subsampling, lossless WebP.
+
+    Args:
+        image: the picture.
+        path: the file; its suffix decides the format.
+        **params: Pillow's options of the format (``quality``, ``exif``, ``icc_profile``, ...); they win over
+            the defaults.
+
+    Raises:
+        SRError: unknown suffix, missing or unwritable folder, or a mode that the format cannot hold.
+    """
+    path = Path(path)
+    kind = _FORMATS.get(path.suffix.lower())
+    if kind is None:
+        known = " ".join(sorted(IMAGE_SUFFIXES))
+        raise SRError(f"{path}: pictures are not written with the suffix {path.suffix!r}; use one of {known}")
+    if not path.parent.is_dir():
+        raise SRError(f"cannot write {path}: the folder {path.parent} does not exist; create it")
+    defaults = dict(_KEEP_DETAIL.get(kind, {}))
+    if "quality" in params:
+        defaults.pop("lossless", None)
+    part = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
+    try:
+        with part.open("xb") as file:
+            try:
+                image.save(file, format=kind, **{**defaults, **params})
+            except (OSError, ValueError, KeyError) as exc:
+                if isinstance(exc, OSError) and exc.errno is not None:  # disk full, and the like
+                    raise
+                raise SRError(f"cannot write {path}: {kind} does not take it ({exc}); use .png") from exc
+        part.replace(path)
+    except OSError as exc:
+        raise SRError(f"cannot write {path} ({exc.strerror or exc}); check the folder's permissions and space") from exc
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -1,0 +1,155 @@
+"""The training loop's view of a network: losses, optimiser, averaged weights, validation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import Metric, MetricCollection
+
+from sr.checkpoint import describe
+from sr.errors import SRError
+from sr.inference import upscale_tiled
+from sr.losses import Loss
+from sr.metrics import PSNR, SSIM
+from sr.network import SRNetwork
+from sr.resize import imresize
+from sr.schedules import Schedule
+
+# Validation pictures larger than this edge (input pixels) go through the network in tiles, to bound memory.
+_VALIDATION_TILE = 512
+
+
+class SRModule(LightningModule):
+    """Trains a super-resolution network.
+
+    A batch is a dictionary with ``lq`` (N, 3, h, w) and ``gt`` (N, 3, scale*h, scale*w), float, RGB, [0, 1].
+
+    Args:
+        network: the network, by class path.
+        losses: the terms of the loss; their weighted sum is minimised.
+        optimizer: called with the trainable parameters.
+        scheduler: factor of the learning rate as a function of the fraction of the run that is done.
+        ema_decay: decay of the exponential moving average of the weights, which is what is validated and exported;
+            it warms up as ``(1 + step) / (10 + step)``. 0: no average.
+        crop_border: pixels shaved off each side before validation metrics, in GT pixels. Default: the scale.
+    """
+
+    def __init__(
+        self,
+        network: SRNetwork,
+        losses: list[Loss],
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        scheduler: Schedule | None = None,
+        ema_decay: float = 0.999,
+        crop_border: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not losses:
+            raise SRError("model.losses is empty; name at least one, e.g. class_path: sr.losses.L1Loss")
+        if not 0 <= ema_decay < 1:
+            raise SRError(f"model.ema_decay lies in [0, 1), not {ema_decay}")
+        # Channels-last is what both CPU and GPU convolutions prefer; parameters keep the format through checkpoints.
+        self.network = network.to(memory_format=torch.channels_last)
+        self.ema: SRNetwork | None = copy.deepcopy(network).eval().requires_grad_(False) if ema_decay else None
+        self.ema_decay = ema_decay
+        self.losses = nn.ModuleList(losses)
+        self.make_optimizer = optimizer
+        self.schedule = scheduler or Schedule()
+        self.crop_border = network.scale if crop_border is None else crop_border
+        # Data set -> {"psnr_y", "ssim_y"}: the latest validation, and bicubic's, which is computed once.
+        self.scores: dict[str, dict[str, float]] = {}
+        self.bicubic_scores: dict[str, dict[str, float]] = {}
+        self.validated_step = -1
+
+    @property
+    def eval_network(self) -> SRNetwork:
+        """The network that is validated and exported: the averaged one if there is one."""
+        return self.network if self.ema is None else self.ema
+
+    def forward(self, lq: Tensor) -> Tensor:
+        return self.eval_network(lq)
+
+    # --- training
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        sr = self.network(batch["lq"].contiguous(memory_format=torch.channels_last))
+        total = sr.new_zeros(())
+        for loss in self.losses:
+            value = loss(sr, batch["gt"])
+            total = total + loss.weight * value
+            self.log(f"train/{loss.name}", value)
+        self.log("train/loss", total)
+        return total
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self._update_ema()
+
+    @torch.no_grad()
+    def _update_ema(self) -> None:
+        if self.ema is None:
+            return
+        step = self.trainer.global_step  # already counts the step that was just taken
+        decay = min(self.ema_decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.ema.parameters()), list(self.network.parameters()), 1 - decay)
+        for mean, value in zip(self.ema.buffers(), self.network.buffers(), strict=True):
+            mean.copy_(value)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer: Optimizer = self.make_optimizer(p for p in self.network.parameters() if p.requires_grad)
+        total = self.trainer.max_steps
+        scheduler = LambdaLR(optimizer, lambda step: self.schedule(step / total))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["sr_network"] = describe(self.network)  # lets sr.load read the checkpoint
+
+    # --- validation
+
+    def setup(self, stage: str) -> None:
+        self.val_names = [pictures.name for pictures in self.trainer.datamodule.val_sets]  # type: ignore[attr-defined]
+        self.metrics = nn.ModuleList(self._make_metrics() for _ in self.val_names)
+        self.bicubic_metrics = nn.ModuleList(self._make_metrics() for _ in self.val_names)
+
+    def _make_metrics(self) -> MetricCollection:
+        metrics: dict[str, Metric | MetricCollection] = {
+            "psnr_y": PSNR(crop_border=self.crop_border),
+            "ssim_y": SSIM(crop_border=self.crop_border),
+        }
+        return MetricCollection(metrics, compute_groups=False)
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
+        lq, gt = batch["lq"], batch["gt"]
+        sr = upscale_tiled(self.eval_network, lq, _VALIDATION_TILE)
+        cast(MetricCollection, self.metrics[dataloader_idx]).update(sr, gt)
+        if self.val_names[dataloader_idx] not in self.bicubic_scores:
+            # Through uint8, since that is how bicubic's published values came about.
+            sr = imresize((lq * 255).round().to(torch.uint8), self.network.scale)
+            cast(MetricCollection, self.bicubic_metrics[dataloader_idx]).update(sr, gt)
+
+    def on_validation_epoch_end(self) -> None:
+        for name, own, bicubic in zip(self.val_names, self.metrics, self.bicubic_metrics, strict=True):
+            self.scores[name] = _compute(cast(MetricCollection, own))
+            if name not in self.bicubic_scores:
+                self.bicubic_scores[name] = _compute(cast(MetricCollection, bicubic))
+            if not self.trainer.sanity_checking:
+                for key, value in self.scores[name].items():
+                    self.log(f"val/{name}/{key}", value, rank_zero_only=True)
+        self.validated_step = self.trainer.global_step
+
+
+def _compute(metrics: MetricCollection) -> dict[str, float]:
+    values = {key: value.item() for key, value in metrics.compute().items()}
+    metrics.reset()
+    return values

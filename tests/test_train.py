@@ -1,0 +1,233 @@
+"""Training through the real command line, on tiny pictures."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+import sr
+from sr.cli import SRCLI
+from sr.errors import SRError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def config(tmp_path, make_pictures, monkeypatch):
+    """A complete config for a network of a few hundred parameters, and a fresh working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SR_RUN_DIR", raising=False)
+    train = make_pictures("train", {"a.png": (40, 48), "b.png": (33, 50)})
+    val = make_pictures("val", {"v.png": (36, 41)})
+    return {
+        "model": {
+            "network": {
+                "class_path": "sr.archs.SparseSR",
+                "init_args": {"scale": 2, "dim": 4, "groups": 1, "blocks": 1, "attn_dim": 4, "window": 4},
+            },
+            "losses": [{"class_path": "sr.losses.L1Loss"}],
+            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": "1e-3"}},
+            "scheduler": {"class_path": "sr.schedules.Cosine"},
+        },
+        "data": {
+            "train": {"class_path": "sr.data.GTFolder", "init_args": {"root": str(train)}},
+            "val": [{"class_path": "sr.data.GTFolder", "init_args": {"root": str(val)}}],
+            "gt_size": 16,
+            "batch_size": 2,
+        },
+        "trainer": {"max_steps": 4, "val_check_interval": 2, "accelerator": "cpu", "log_every_n_steps": 1},
+    }
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Train with a config and further arguments, in this process; gives the run's folder and the CLI."""
+
+    def run(config: dict, *args: str) -> SRCLI:
+        monkeypatch.delenv("SR_RUN_DIR", raising=False)
+        Path("tiny.yaml").write_text(yaml.safe_dump(config))
+        monkeypatch.setattr(sys, "argv", ["train.py", "--config", "tiny.yaml", *args])
+        cli = SRCLI()
+        cli.train()
+        return cli
+
+    return run
+
+
+def test_a_run_leaves_everything_it_promises(config, start, capsys):
+    cli = start(config)
+    folder = cli.run_dir
+    assert folder == Path("runs/tiny/001")
+    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["network"]["init_args"]["scale"] == 2
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    assert {"train/loss", "train/l1", "val/val/psnr_y", "val/val/ssim_y"} <= set(rows[0])
+    assert list((folder / "tensorboard").glob("events*"))
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+    with Image.open(folder / "previews" / "val_0000004.png") as strip:
+        assert strip.width == 5 * 40 + 4 * 2  # five panels of the validation picture, cut to an even width
+    out = capsys.readouterr().out
+    assert out.count("bicubic") == 3  # before the first step, at step 2, at the end
+    assert f"upscale.py image.png -m {folder / 'best.safetensors'}" in out
+
+    best, checkpoint = sr.load(folder / "best.safetensors"), sr.load(folder / "checkpoints" / "last.ckpt")
+    x = torch.rand(1, 3, 5, 6)
+    assert best(x).shape == checkpoint(x).shape == (1, 3, 10, 12)
+
+
+def test_number_of_steps_counts_optimiser_steps(config, start):
+    cli = start(config, "--trainer.accumulate_grad_batches", "3")
+    assert cli.trainer.global_step == 4
+    assert cli.trainer.fit_loop.epoch_loop.batch_progress.total.processed == 12
+
+
+def test_learning_rate_is_a_number_and_follows_the_schedule(config, start):
+    cli = start(config, "--trainer.max_steps", "2")
+    assert cli.trainer.optimizers[0].defaults["lr"] == 1e-3
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)  # the cosine has ended
+
+
+def test_end_is_validated_even_if_the_interval_does_not_divide_the_run(config, start):
+    cli = start(config, "--trainer.max_steps", "3")
+    assert cli.model.validated_step == 3
+    assert (cli.run_dir / "previews" / "val_0000003.png").is_file()
+
+
+def test_same_seed_gives_the_same_weights(config, start):
+    one, two = (start(config).run_dir for _ in range(2))
+    assert two == Path("runs/tiny/002")
+    a, b = (load_file(run / "best.safetensors") for run in (one, two))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    other = load_file(start(config, "--seed_everything", "5").run_dir / "best.safetensors")
+    assert not all(torch.equal(a[k], other[k]) for k in a)
+
+
+def state(cli: SRCLI) -> dict[str, torch.Tensor]:
+    return torch.load(cli.run_dir / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def test_resuming_is_as_if_nothing_had_happened(config, start):
+    config["trainer"]["max_steps"] = 8
+    whole = state(start(config))
+    config["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": [0.999]}}
+    constant = state(start(config))
+    half = start(config, "--trainer.max_steps", "4")
+    resumed = start(config, "--ckpt_path", str(half.run_dir / "checkpoints" / "last.ckpt"))
+    assert resumed.run_dir == half.run_dir
+    assert resumed.trainer.global_step == 8
+    again = state(resumed)
+    assert any(k.startswith("ema.") for k in again)
+    assert all(torch.equal(constant[k], again[k]) for k in constant)  # raw and averaged weights alike
+    assert not all(torch.equal(whole[k], again[k]) for k in whole)  # and the comparison can tell runs apart
+
+
+def test_averaged_weights_follow_their_definition(config, start):
+    """With a network whose weights are known after every step, the average is known, too."""
+    raw = []
+    config["model"]["ema_decay"] = 0.3
+    config["trainer"]["max_steps"] = 3
+    original = sr.archs.SparseSR.forward
+
+    def record(self, lq):
+        if self.training:
+            raw.append({k: v.detach().clone() for k, v in self.state_dict().items()})
+        return original(self, lq)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sr.archs.SparseSR, "forward", record)
+        cli = start(config)
+    raw.append(cli.model.network.state_dict())
+    average = raw[0]
+    for step in (1, 2, 3):
+        decay = min(0.3, (1 + step) / (10 + step))
+        average = {k: decay * average[k] + (1 - decay) * raw[step][k] for k in average}
+    for key, value in cli.model.ema.state_dict().items():
+        torch.testing.assert_close(value, average[key])
+
+
+def test_without_average_the_trained_weights_are_exported(config, start):
+    cli = start(config, "--model.ema_decay", "0", "--trainer.val_check_interval", "4")
+    exported = load_file(cli.run_dir / "best.safetensors")
+    assert all(torch.equal(exported[k], v) for k, v in cli.model.network.state_dict().items())
+
+
+def put(config: dict, path: str, value: object) -> None:
+    *parents, last = path.split(".")
+    for key in parents:
+        config = config[int(key)] if isinstance(config, list) else config[key]
+    config[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("model.network.class_path", "sr.archs.SparsSR", r"no 'SparsSR'; did you mean 'SparseSR'"),
+        ("model.network.init_args.dmi", 8, r"unknown option 'dmi' of sr.archs.SparseSR; did you mean 'dim'"),
+        ("model.network.init_args.heads", 3, "3 attention heads do not divide"),
+        ("model.netwrk", 1, r"'model.netwrk'; did you mean 'model.network'"),
+        ("trainr", {"max_steps": 3}, r"'trainr'; did you mean 'trainer'"),
+        ("model.optimizer.class_path", "torch.optim.Adm", r"no 'Adm'; did you mean 'Adam'"),
+        ("model.losses.0.class_path", "sr.losses.L2Loss", r"no 'L2Loss'; did you mean 'L1Loss'"),
+        ("model.losses", [], "model.losses is empty"),
+        ("model.ema_decay", 1.5, r"model.ema_decay lies in \[0, 1\)"),
+        ("model.ema_decay", "much", "model.ema_decay"),
+        ("data.train.init_args.root", "no_such_folder", "no_such_folder does not exist"),
+        ("data.val.0.init_args.root", "no_such_folder", "no_such_folder does not exist"),
+        ("data.gt_size", 17, "gt_size 17 is not a multiple of scale 2; the nearest that fit: 16 or 18"),
+        ("data.gt_size", 400, "gt_size 400 is larger than every picture"),
+        ("trainer.max_steps", -1, "trainer.max_steps"),
+        ("ckpt_path", "nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
+    ],
+)
+def test_mistakes_are_named_in_two_lines_and_leave_nothing(config, start, path, value, message):
+    put(config, path, value)
+    with pytest.raises(SRError, match=message) as error:
+        start(config)
+    assert len(str(error.value)) < 400
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("missing", ["model.network", "model.losses", "data.train", "data.gt_size"])
+def test_a_missing_key_is_named(config, start, missing):
+    group, key = missing.split(".")
+    del config[group][key]
+    with pytest.raises(SRError, match=missing):
+        start(config)
+
+
+def test_the_script_prints_a_mistake_without_a_traceback(config, tmp_path):
+    put(config, "data.train.init_args.root", "no_such_folder")
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ") and "no_such_folder" in result.stderr
+    assert "Traceback" not in result.stderr and result.stderr.count("\n") <= 2
+
+
+def test_a_missing_config_is_named(start, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config", "nowhere.yaml"])
+    with pytest.raises(SRError, match="nowhere.yaml"):
+        SRCLI()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_config_trains_two_steps(path, start, tmp_path, monkeypatch):
+    config = yaml.safe_load(path.read_text())
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["train.py", "--config", str(path), "--runs", str(tmp_path), "--trainer.max_steps", "2"],
+    )
+    monkeypatch.delenv("SR_RUN_DIR", raising=False)
+    cli = SRCLI()
+    cli.train()
+    assert cli.trainer.global_step == 2
+    assert (cli.run_dir / "best.safetensors").is_file()
+    assert config["model"]["network"]
