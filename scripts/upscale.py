@@ -25,7 +25,10 @@ def main() -> None:
         raise sr.SRError(f"{args.model} enlarges {network.scale} times, not {args.scale}; leave -s out")
     output = args.output or args.image.with_name(f"{args.image.stem}_x{network.scale}.png")
     check_output(output, inputs=[args.image])
-    save_image(sr.Upscaler(network, tile=args.tile or None, device=args.device)(image), output)
+    kept = {
+        key: image.info[key] for key in ("icc_profile", "exif", "dpi") if key in image.info and image.mode != "CMYK"
+    }
+    save_image(sr.Upscaler(network, tile=args.tile or None, device=args.device)(image), output, **kept)
     print(f"{args.image} -> {output}")
 
 

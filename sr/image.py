@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,11 @@ _FORMATS = {
 #: Suffixes (lower case) of the files that are read and written as pictures.
 IMAGE_SUFFIXES = frozenset(_FORMATS)
 
-_KEEP_DETAIL: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
+# exact: also the colours under full transparency
+_KEEP_DETAIL: dict[str, dict[str, Any]] = {
+    "JPEG": {"quality": 95, "subsampling": 0},
+    "WEBP": {"lossless": True, "exact": True},
+}
 _JUNK = "__MACOSX"  # macOS's zip companion of hidden copies
 
 
@@ -142,9 +146,19 @@ def image_size(path: str | Path) -> tuple[int, int]:
         return (width, height) if turn in (5, 6, 7, 8) else (height, width)
 
 
-def _is_16_bit(image: Image.Image) -> bool:
+def is_16_bit(image: Image.Image) -> bool:
+    """Whether the samples of a grey picture have 16 bits, by its type."""
     # Older Pillow opens 16-bit grey PNG and PGM as 32-bit integers.
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+
+
+def _straight(image: Image.Image) -> Image.Image:
+    """The same colours in the plainest of the modes L, LA, RGB and RGBA, with straight alpha."""
+    if image.mode in ("La", "RGBa"):  # Pillow converts premultiplied modes to their straight twins only
+        return image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
+    grey, alpha = image.mode in ("1", "L", "LA"), image.has_transparency_data
+    mode = ("LA" if alpha else "L") if grey else ("RGBA" if alpha else "RGB")
+    return image if image.mode == mode else image.convert(mode)
 
 
 def read_rgb(path: str | Path) -> Tensor:
@@ -160,16 +174,14 @@ def read_rgb(path: str | Path) -> Tensor:
         SRError: as for :func:`open_image`; or 32-bit samples, whose range is unknown.
     """
     image = open_image(path)
-    if _is_16_bit(image):
+    if is_16_bit(image):
         values = np.asarray(image).astype(np.int64)
         return torch.from_numpy(((values + 128) // 257).astype(np.uint8)).expand(3, -1, -1).contiguous()
     if image.mode in ("I", "F"):
         raise SRError(f"{path} has 32-bit samples of unknown range; save it with 8 or 16 bits")
     if image.mode != "RGB":
         try:
-            if image.mode in ("La", "RGBa"):  # Pillow converts premultiplied modes to straight alpha only
-                image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
-            image = image.convert("RGB")
+            image = _straight(image).convert("RGB")
         except ValueError as exc:
             raise SRError(f"{path} is in colour mode {image.mode}, which is not read; save it as RGB") from exc
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
@@ -189,12 +201,10 @@ def to_tensor(image: Image.Image | np.ndarray) -> Tensor:
         SRError: another type or shape.
     """
     if isinstance(image, Image.Image):
-        if _is_16_bit(image):
+        if is_16_bit(image):
             array = np.asarray(image).astype(np.uint16)
         else:
-            if image.mode not in ("1", "L", "LA", "RGB", "RGBA", "F"):
-                image = image.convert("RGBA" if image.has_transparency_data else "RGB")
-            array = np.array(image)
+            array = np.array(image if image.mode == "F" else _straight(image))
     else:
         array = np.asarray(image)
     if array.ndim not in (2, 3):
@@ -240,6 +250,28 @@ def to_image(tensor: Tensor, bits: int = 8) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array))
 
 
+def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Find out before any work whether a picture can be written to ``path``.
+
+    Args:
+        path: the file to be written.
+        inputs: files that it must not replace.
+
+    Raises:
+        SRError: unknown suffix, missing folder, a folder of that name, or one of ``inputs``.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in _FORMATS:
+        known = " ".join(sorted(IMAGE_SUFFIXES))
+        raise SRError(f"{path}: pictures are not written with the suffix {path.suffix!r}; use one of {known}")
+    if not path.parent.is_dir():
+        raise SRError(f"cannot write {path}: the folder {path.parent} does not exist; create it")
+    if path.is_dir():
+        raise SRError(f"cannot write {path}: a folder has this name; choose another")
+    if any(path.resolve() == Path(i).resolve() for i in inputs):
+        raise SRError(f"{path} is the input as well, and would be replaced; choose another name")
+
+
 def save_image(image: Image.Image, path: str | Path, **params: Any) -> None:
     """Write a picture; the file appears complete or not at all.
 
@@ -253,15 +285,13 @@ def save_image(image: Image.Image, path: str | Path, **params: Any) -> None:
             the defaults.
 
     Raises:
-        SRError: unknown suffix, missing or unwritable folder, or a mode that the format cannot hold.
+        SRError: as for :func:`check_output`; an unwritable folder, or a mode that the format cannot hold.
     """
+    check_output(path)
     path = Path(path)
-    kind = _FORMATS.get(path.suffix.lower())
-    if kind is None:
-        known = " ".join(sorted(IMAGE_SUFFIXES))
-        raise SRError(f"{path}: pictures are not written with the suffix {path.suffix!r}; use one of {known}")
-    if not path.parent.is_dir():
-        raise SRError(f"cannot write {path}: the folder {path.parent} does not exist; create it")
+    kind = _FORMATS[path.suffix.lower()]
+    if kind == "WEBP" and image.mode[0] in "IF":  # Pillow would clip it to 8 bits without a word
+        raise SRError(f"cannot write {path}: WEBP does not take {image.mode} samples; use .png")
     defaults = dict(_KEEP_DETAIL.get(kind, {}))
     if "quality" in params:
         defaults.pop("lossless", None)

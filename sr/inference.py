@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from sr.errors import SRError
+from sr.image import is_16_bit, to_image, to_tensor
 from sr.network import SRNetwork
 from sr.resize import imresize
 
@@ -97,15 +98,13 @@ class Upscaler:
         raise SRError(f"a picture is a PIL image, an array or a tensor, not {type(picture).__name__}")
 
     def _image(self, image: Image.Image) -> Image.Image:
-        if image.mode.startswith("I;16"):
-            return Image.fromarray(self._array(np.asarray(image).astype(np.uint16)))
-        if image.mode in ("I", "F"):  # no fixed range: keep the picture's own
+        if image.mode in ("I", "F") and not is_16_bit(image):  # no fixed range: keep the picture's own
             values = np.asarray(image, dtype=np.float64)
             low, span = values.min(), max(np.ptp(values), 1e-12)
             enlarged = self._array(((values - low) / span).astype(np.float32)) * span + low
-            dtype = np.int32 if image.mode == "I" else np.float32
-            return Image.fromarray((np.round(enlarged) if image.mode == "I" else enlarged).astype(dtype))
-        return Image.fromarray(self._array(np.asarray(image.convert(_working_mode(image)))))
+            return Image.fromarray(np.round(enlarged).astype(np.int32) if image.mode == "I" else enlarged)
+        batch = to_tensor(image)[None]
+        return to_image(self._batch(batch), bits=16 if is_16_bit(image) else 8)
 
     def _array(self, array: np.ndarray) -> np.ndarray:
         if array.ndim not in (2, 3) or array.size == 0:
@@ -140,14 +139,6 @@ class Upscaler:
             sr = torch.cat((sr, imresize(x[:, colours:], self.scale)), 1)
         sr = sr.clamp(0, 1)
         return (sr * 255 + 0.5).floor().to(torch.uint8) if whole else sr.to(batch.dtype)
-
-
-def _working_mode(image: Image.Image) -> str:
-    """The mode with the same colours in which pixels can be computed with."""
-    alpha = image.has_transparency_data
-    if image.mode in ("1", "L", "LA"):
-        return "LA" if alpha else "L"
-    return "RGBA" if alpha else "RGB"
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from sr.errors import SRError
-from sr.image import image_size, list_images, open_image, read_rgb, save_image, to_image, to_tensor
+from sr.image import check_output, image_size, list_images, open_image, read_rgb, save_image, to_image, to_tensor
 
 
 def grey_ramp(h: int = 4, w: int = 6) -> np.ndarray:
@@ -248,6 +248,30 @@ def test_saving_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(SRError, match=r"cannot write .*taken\.png"):
         save_image(image, tmp_path / "taken.png")
     assert [p.name for p in tmp_path.iterdir()] == ["taken.png"]
+
+
+def test_outputs_are_checked_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "in.png").touch()
+    check_output(tmp_path / "out.png", inputs=[tmp_path / "in.png"])
+    with pytest.raises(SRError, match=r"in\.png is the input as well"):
+        check_output(tmp_path / "." / "in.png", inputs=[tmp_path / "in.png"])
+    with pytest.raises(SRError, match="use one of"):
+        check_output(tmp_path / "x.gif")
+
+
+def test_nothing_is_lost_silently(tmp_path: Path) -> None:
+    clear = np.zeros((8, 8, 4), np.uint8)
+    clear[..., 0] = 200  # a colour under full transparency
+    for suffix in (".png", ".webp"):
+        save_image(Image.fromarray(clear), tmp_path / f"x{suffix}")
+        np.testing.assert_array_equal(np.asarray(open_image(tmp_path / f"x{suffix}")), clear)
+    deep = Image.fromarray(np.full((4, 4), 300, np.uint16))
+    for suffix in (".png", ".tif", ".pgm"):
+        save_image(deep, tmp_path / f"d{suffix}")
+        assert np.asarray(open_image(tmp_path / f"d{suffix}")).max() == 300
+    for suffix in (".webp", ".jpg", ".bmp"):
+        with pytest.raises(SRError, match=r"does not take .*use \.png"):
+            save_image(deep, tmp_path / f"d{suffix}")
 
 
 def test_an_unwritable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,13 @@ def test_transparent_palette_becomes_rgba(upscaler):
     assert upscaler(image).getpixel((0, 0)) == (10, 20, 30, 0)
 
 
+def test_transparent_grey_becomes_grey_with_alpha(upscaler):
+    image = Image.new("L", (2, 2), 7)
+    image.info["transparency"] = 7
+    out = upscaler(image)
+    assert (out.mode, out.getpixel((0, 0))) == ("LA", (7, 0))
+
+
 def test_opaque_stays_opaque(upscaler):
     out = upscaler(Image.new("RGBA", (5, 4), (200, 100, 0, 255)))
     assert out.getextrema()[3] == (255, 255)

@@ -66,26 +66,24 @@ def similar_windows(query: Tensor, key: Tensor, topk: int, radius: int) -> tuple
         score: (N, Hw * Ww, topk) cosine similarity in [-1, 1]; 0 for a slot that fell back. Carries gradient.
     """
     _, height, width, _ = query.shape
-    query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
-    key = F.pad(key, (0, 0, radius, radius, radius, radius))
-    row = torch.arange(height, device=query.device)[:, None]
-    col = torch.arange(width, device=query.device)[None, :]
-    scores, offsets, inside = [], [], []
-    for dy in range(-radius, radius + 1):
-        for dx in range(-radius, radius + 1):
-            if dy == dx == 0:
-                continue
-            shifted = key[:, radius + dy : radius + dy + height, radius + dx : radius + dx + width]
-            scores.append((query * shifted).sum(-1))
-            offsets.append(dy * width + dx)
-            inside.append((row + dy >= 0) & (row + dy < height) & (col + dx >= 0) & (col + dx < width))
-    score = torch.stack(scores, -1).flatten(1, 2)  # (N, Hw * Ww, candidates)
-    valid = torch.stack(inside, -1).flatten(0, 1)  # (Hw * Ww, candidates)
-    best, slot = score.masked_fill(~valid, -2.0).topk(topk, dim=-1)
-    own = torch.arange(height * width, device=query.device)[:, None]
+    reach = 2 * radius + 1
+    own = torch.arange(height * width, device=query.device).view(height, width)
+    candidates = _neighbours(
+        F.pad(own, (radius,) * 4, value=-1), reach, 0
+    )  # (Hw, Ww, reach² - 1), -1: beyond the border
+    key = F.pad(F.normalize(key, dim=-1), (0, 0, *(radius,) * 4))
+    score = torch.einsum("nhwc,nhwcm->nhwm", F.normalize(query, dim=-1), _neighbours(key, reach, 1))
+    best, slot = score.masked_fill(candidates < 0, -2.0).topk(topk, dim=-1)
     found = best > -1.5
-    index = own + torch.where(found, torch.tensor(offsets, device=query.device)[slot], 0)
-    return index, torch.where(found, best, 0.0)
+    index = torch.where(found, candidates.expand(query.shape[0], -1, -1, -1).gather(-1, slot), own[..., None])
+    return index.flatten(1, 2), torch.where(found, best, 0.0).flatten(1, 2)
+
+
+def _neighbours(x: Tensor, reach: int, dim: int) -> Tensor:
+    """(..., H + reach - 1, W + reach - 1, ...) at ``dim`` -> (..., H, W, ..., reach² - 1), all but the centre."""
+    around = x.unfold(dim, reach, 1).unfold(dim + 1, reach, 1).flatten(-2)
+    centre = reach**2 // 2
+    return torch.cat((around[..., :centre], around[..., centre + 1 :]), -1)
 
 
 class SparseAttention(nn.Module):
@@ -119,16 +117,21 @@ class SparseAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = to_windows(self.qkv(x), self.window)  # (N, Hw, Ww, T, 3A)
-        q, k, v = qkv.chunk(3, dim=-1)
-        keys, values = k.flatten(1, 2), v.flatten(1, 2)  # (N, windows, T, A)
+        n, height, width, tokens, width3 = qkv.shape
+        q, kv = qkv.split((width3 // 3, 2 * width3 // 3), dim=-1)
+        seen = kv.flatten(0, 2)[:, None]  # (N * windows, 1, T, 2A): the window itself, then the chosen ones
         if self.topk:
-            index, score = similar_windows(q.mean(3), k.mean(3), self.topk, self.radius)
-            batch = torch.arange(x.shape[0], device=x.device)[:, None, None]
-            gathered = values[batch, index] * (0.5 + 0.5 * score)[..., None, None].to(values.dtype)
-            keys = torch.cat((keys[:, :, None], keys[batch, index]), 2).flatten(2, 3)  # (N, windows, (1+k)T, A)
-            values = torch.cat((values[:, :, None], gathered), 2).flatten(2, 3)
-        out = window_attention(q.flatten(0, 2), keys.flatten(0, 1), values.flatten(0, 1), self.heads)
-        return x + self.proj(from_windows(out.view(v.shape), self.window))
+            descriptors = qkv.mean(3)
+            index, score = similar_windows(*descriptors.chunk(3, dim=-1)[:2], self.topk, self.radius)
+            first = torch.arange(0, n * height * width, height * width, device=x.device)[:, None, None]
+            # index_select over whole windows: its gradient is a plain sum of rows.
+            others = seen.flatten(1).index_select(0, (index + first).flatten()).view(-1, self.topk, *seen.shape[2:])
+            gate = (0.5 + 0.5 * score).to(others.dtype).view(-1, self.topk, 1, 1)
+            k, v = others.chunk(2, dim=-1)
+            seen = torch.cat((seen, torch.cat((k, v * gate), -1)), 1)
+        k, v = seen.flatten(1, 2).chunk(2, dim=-1)  # (N * windows, (1 + topk) * T, A) each
+        out = window_attention(q.flatten(0, 2), k, v, self.heads)
+        return x + self.proj(from_windows(out.view(n, height, width, tokens, -1), self.window))
 
 
 class ResidualBlock(nn.Module):

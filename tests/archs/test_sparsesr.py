@@ -121,7 +121,9 @@ def test_base_image_is_matlab_bicubic_away_from_the_border(scale):
 
 def test_untrained_network_is_bicubic():
     x = torch.rand(1, 3, 10, 13)
-    torch.testing.assert_close(SparseSR(scale=2)(x)[..., 4:-4, 4:-4], imresize(x, 2)[..., 4:-4, 4:-4], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        SparseSR(scale=2)(x)[..., 4:-4, 4:-4], imresize(x, 2)[..., 4:-4, 4:-4], atol=1e-5, rtol=0
+    )
 
 
 def test_choice_of_windows_is_trained():

@@ -247,16 +247,13 @@ class SaveAt(Callback):
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end"])
 @pytest.mark.parametrize(
-    ("accumulate", "at", "limit"),
-    [(1, 3, None), (2, 4, None), (2, 3, None), (1, 3, 2), (1, 2, 2), (1, 6, None)],
-    ids=["plain", "accumulate", "between-steps", "mid-epoch", "end-of-epoch", "finished"],
+    ("accumulate", "at", "limit", "workers"),
+    [(1, 3, None, 0), (1, 3, None, 2), (2, 4, None, 0), (2, 3, None, 0), (1, 3, 2, 0), (1, 2, 2, 0), (1, 6, None, 0)],
+    ids=["plain", "workers", "accumulate", "between-steps", "mid-epoch", "end-of-epoch", "finished"],
 )
-@pytest.mark.parametrize("workers", [0, 2])
 def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(
     picture_folder: Path, tmp_path: Path, hook: str, accumulate: int, at: int, limit: int | None, workers: int
 ) -> None:
-    if workers and (at, limit) != (3, None):
-        pytest.skip("processes are slow to start")
     settings: dict[str, Any] = {"accumulate_grad_batches": accumulate, "val_check_interval": 1}
     if limit:
         settings["limit_train_batches"] = limit  # several epochs
