@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from argparse import ArgumentError
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 import sr.archs
@@ -22,13 +23,6 @@ from sr.errors import SRError
 from sr.module import SRModule
 
 _RUN_DIR = "SR_RUN_DIR"  # tells the other processes of a multi-device run which folder the first one chose
-
-
-class SRArgumentParser(LightningArgumentParser):
-    """A parser whose errors are one line, with the nearest right name."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise SRError(explain(str(message), self))
 
 
 class SRCLI(LightningCLI):
@@ -47,7 +41,7 @@ class SRCLI(LightningCLI):
             args=args,
             run=False,
             seed_everything_default=0,
-            parser_class=SRArgumentParser,
+            parser_kwargs={"exit_on_error": False},
             save_config_callback=SaveConfigCallback,
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
@@ -68,6 +62,12 @@ class SRCLI(LightningCLI):
         parser.add_argument("--runs", type=str, default="runs", help="folder for run folders")
         parser.add_argument("--name", type=str | None, default=None, help="of the run; default: the config's name")
         parser.link_arguments("model", "data.scale", compute_fn=lambda m: m.network.scale, apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as e:
+            raise SRError(explain(str(e), parser)) from e
 
     def before_instantiate_classes(self) -> None:
         if self.config.trainer.max_steps < 1:

@@ -25,7 +25,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
     place = f"{where[1]}: " if where else ""
     path = re.search(r"class_path '([\w.]+)'|class_path='([\w.]+)'", message)
     if found := re.search(r"Option '([\w.]+)' is not accepted", message):
-        known = _parameters(path[1] or path[2]) if path else []
+        known = _parameters(path[1] or path[2]) if path else _keys(parser)
         owner = f" of {path[1] or path[2]}" if path else ""
         return f"{place}unknown option {found[1]!r}{owner}{did_you_mean(found[1], known)}"
     if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):

@@ -39,7 +39,7 @@ class SRModule(LightningModule):
         optimizer: called with the trainable parameters.
         scheduler: factor of the learning rate as a function of the fraction of the run that is done.
         ema_decay: decay of the exponential moving average of the weights, which is what is validated and exported;
-            it warms up as ``(1 + step) / (10 + step)``. 0: no average.
+            it warms up as ``(1 + step) / (10 + step)``, step counted from 0. 0: no average.
         crop_border: pixels shaved off each side before validation metrics, in GT pixels. Default: the scale.
     """
 
@@ -100,7 +100,7 @@ class SRModule(LightningModule):
     def _update_ema(self) -> None:
         if self.ema is None:
             return
-        step = self.trainer.global_step  # already counts the step that was just taken
+        step = self.trainer.global_step  # does not count the step that was just taken yet
         decay = min(self.ema_decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.ema.parameters()), list(self.network.parameters()), 1 - decay)
         for mean, value in zip(self.ema.buffers(), self.network.buffers(), strict=True):
