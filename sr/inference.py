@@ -71,7 +71,11 @@ class Upscaler:
     """
 
     def __init__(self, network: SRNetwork, tile: int | None = 256, device: str | torch.device | None = None) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        try:
+            self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as e:  # AssertionError: torch was built without CUDA
+            raise SRError(f"no device {device!r} here ({str(e).splitlines()[0]})") from e
         self.network = network.eval().to(self.device).to(memory_format=torch.channels_last)
         self.tile = tile
         self.scale = network.scale

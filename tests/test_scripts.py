@@ -1,0 +1,144 @@
+"""The scripts and the README's commands, as a user runs them."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import sr
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def run(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def script(name: str, *args: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return run(ROOT / "scripts" / f"{name}.py", *args, cwd=cwd)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (9, 7, 3), dtype=np.uint8)).save(tmp_path / "image.png")
+    return tmp_path / "image.png"
+
+
+def test_upscale_needs_no_option(picture):
+    result = script("upscale", picture)
+    assert result.returncode == 0, result.stderr
+    with Image.open(picture.with_name("image_x2.png")) as image:
+        assert image.size == (14, 18)
+
+
+def test_upscale_keeps_what_belongs_to_the_picture(picture):
+    with Image.open(picture) as image:
+        exif = image.getexif()
+        exif[0x0112] = 6  # a quarter turn
+        exif[0x010F] = "camera"
+        image.save(picture.with_name("turned.jpg"), exif=exif, dpi=(72, 72), icc_profile=b"not a profile")
+    result = script("upscale", picture.with_name("turned.jpg"), "-o", picture.with_name("out.jpg"))
+    assert result.returncode == 0, result.stderr
+    with Image.open(picture.with_name("out.jpg")) as image:
+        assert image.size == (18, 14)
+        assert image.getexif()[0x010F] == "camera"
+        assert 0x0112 not in image.getexif()
+        assert image.info["dpi"] == (72, 72)
+        assert image.info["icc_profile"] == b"not a profile"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["missing.png"], "missing.png does not exist"),
+        (["text.png"], "text.png is not a picture"),
+        (["image.png", "-m", "missing.safetensors"], "no weights file at missing.safetensors"),
+        (["image.png", "-m", "sparsesr_t_x9"], "'sparsesr_t_x9' is neither a file nor the name of installed weights"),
+        (["image.png", "-s", "7"], "no installed weights enlarge 7 times"),
+        (["image.png", "-o", "image.png"], "is the input as well"),
+        (["image.png", "-o", "nowhere/out.png"], "the folder nowhere does not exist"),
+        (["image.png", "-o", "out.xyz"], "suffix '.xyz'"),
+        (["image.png", "--tile", "-3"], "at least 1 pixel"),
+        (["image.png", "--device", "abacus"], "abacus"),
+    ],
+)
+def test_mistakes_in_upscaling_take_one_line_and_leave_nothing(picture, args, message):
+    folder = picture.parent
+    (folder / "text.png").write_text("hello")
+    before = sorted(folder.iterdir())
+    result = script("upscale", *args, cwd=folder)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert sorted(folder.iterdir()) == before
+
+
+def test_evaluate_prints_each_picture_and_the_mean(make_pictures, tmp_path):
+    root = make_pictures("set", ["a.png", "b.png"])
+    sr.save(sr.create_model("sparsesr_t", scale=2), tmp_path / "bicubic.safetensors")
+    result = script("evaluate", "-m", tmp_path / "bicubic.safetensors", "--data", root, "--scale", "2")
+    assert result.returncode == 0, result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["a", "b", "mean"]
+    for column in (1, 2):  # bicubic, model: the mean of per-picture values
+        values = [float(row[column].split("/")[0]) for row in rows]
+        assert values[2] == pytest.approx((values[0] + values[1]) / 2, abs=2e-3)
+        # An untrained network is bicubic, but for the border, which a crop of the scale does not remove entirely.
+    assert all(abs(float(row[3])) < 0.5 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--data", "nowhere"], "nowhere does not exist"),
+        (["--data", "set", "--scale", "3"], "enlarges 2 times, not 3"),
+    ],
+)
+def test_mistakes_in_evaluating_take_one_line(make_pictures, tmp_path, args, message):
+    make_pictures("set")
+    result = script("evaluate", "-m", "sparsesr_t_x2", *args, cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in result.stderr and result.stderr.count("\n") == 1
+
+
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_readme_commands_run(picture, monkeypatch):
+    """Each command of the README in its order, the training cut to a few steps and pip and pytest left to .ci/run."""
+    folder = picture.parent
+    for name in ("scripts", "configs", "datasets"):
+        (folder / name).symlink_to(ROOT / name)
+    commands = [part for block in readme_blocks("bash") for part in re.split(r" && |\n", block.strip())]
+    seen = set()
+    for command in commands:
+        words = shlex.split(command)
+        if words[0] in ("pip", "pytest"):
+            continue
+        assert words[0] == "python"
+        if "train.py" in words[1]:
+            words += ["--trainer.max_steps", "2", "--data.batch_size", "2"]
+        result = run(*words[1:], cwd=folder)
+        assert result.returncode == 0, f"{command}\n{result.stderr}"
+        seen.add(Path(words[1]).stem)
+    assert seen == {"train", "upscale", "evaluate"}
+    (example,) = readme_blocks("python")
+    (folder / "out.png").unlink()
+    result = run("-c", example, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    with Image.open(folder / "out.png") as image:
+        assert image.size == (14, 18)
+
+
+def test_readme_names_only_files_that_exist():
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / link).exists(), link
