@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 import sr
@@ -57,9 +57,9 @@ def save(network: SRNetwork, path: str | Path, info: Mapping[str, Any] | None = 
     metadata = describe(network) | {"info": json.dumps(dict(info or {}))}
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        save_file(tensors, part, metadata=metadata)
+        part.write_bytes(to_bytes(tensors, metadata))  # save_file would leave a file that only its owner may read
         part.replace(path)
-    except (OSError, SafetensorError) as e:
+    except OSError as e:
         raise SRError(f"cannot write {path} ({e}); check the folder, its permissions and free space") from e
     finally:
         part.unlink(missing_ok=True)

@@ -31,7 +31,15 @@ def config(tmp_path, make_pictures, monkeypatch):
         "model": {
             "network": {
                 "class_path": "sr.archs.SparseSR",
-                "init_args": {"scale": 2, "dim": 4, "groups": 1, "blocks": 1, "attn_dim": 4, "window": 4},
+                "init_args": {
+                    "scale": 2,
+                    "dim": 4,
+                    "groups": 1,
+                    "blocks": 1,
+                    "match_dim": 4,
+                    "value_dim": 4,
+                    "window": 4,
+                },
             },
             "losses": [{"class_path": "sr.losses.L1Loss"}],
             "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": "1e-3"}},

@@ -1,12 +1,14 @@
 """SparseSR: dense convolutions for local detail, sparse window attention for repeated structure.
 
 Original to this project (Apache-2.0). The body is a stack of groups; a group is a few residual blocks of two dense
-3x3 convolutions and one adaptive sparse self-attention layer (:class:`SparseAttention`). The result is added to the
-bicubically enlarged input, and since the last convolution starts at zero, an untrained network *is* bicubic.
+3x3 convolutions and one adaptive sparse self-attention layer (:class:`SparseAttention`). The choice of windows is made
+once and shared along the depth. The result is added to the bicubically enlarged input, and since the last convolution
+starts at zero, an untrained network *is* bicubic.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,22 +20,29 @@ from sr.network import SRNetwork
 from sr.registry import register_arch
 
 
-def window_attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Multi-head scaled dot-product attention, ``softmax(q k^T / sqrt(D)) v`` with D channels a head.
+def window_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float | None = None) -> Tensor:
+    """Multi-head scaled dot-product attention, ``softmax(scale * q k^T) v``.
 
     Args:
         q: (B, T, C) queries.
         k: (B, S, C) keys.
         v: (B, S, Cv) values.
         heads: number of heads; divides C and Cv.
+        scale: factor of the products. Default: 1 / sqrt(C / heads).
 
     Returns:
         (B, T, Cv)
     """
     if q.shape[-1] % heads or v.shape[-1] % heads:
         raise SRError(f"{heads} attention heads do not divide a width of {q.shape[-1]} and {v.shape[-1]} channels")
-    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))  # (B, heads, tokens, D)
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))  # (B, heads, tokens, channels)
+    if q.device.type == "cpu":
+        # In float32 also under autocast: the bfloat16 kernel's backward pass is nine times slower (38 ms against 4).
+        with torch.autocast("cpu", enabled=False):
+            out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=scale).to(v.dtype)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, scale=scale)
+    return out.transpose(1, 2).flatten(2)
 
 
 def to_windows(x: Tensor, window: int) -> Tensor:
@@ -48,35 +57,38 @@ def from_windows(x: Tensor, window: int) -> Tensor:
     return x.flatten(4, 5).flatten(2, 3)
 
 
-def similar_windows(query: Tensor, key: Tensor, topk: int, radius: int) -> tuple[Tensor, Tensor]:
-    """For each window, the ``topk`` most similar ones among its neighbours, by cosine similarity of descriptors.
+def similar_windows(descriptor: Tensor, topk: int, radius: int) -> tuple[Tensor, Tensor]:
+    """For each window, itself and the ``topk`` most similar ones among its neighbours, by cosine similarity.
 
-    Candidates are the windows at most ``radius`` windows away in each direction, the window itself excluded: the
-    cost is linear in the number of pixels, and a tile of a picture chooses as the whole picture would. Beyond the
-    border there are none; a slot that stays empty falls back to the window itself.
+    Candidates are the windows at most ``radius`` windows away in each direction: the cost is linear in the number of
+    pixels, and a tile of a picture chooses as the whole picture would. Beyond the border there are none; a slot that
+    stays empty falls back to the window itself.
 
     Args:
-        query: (N, Hw, Ww, C) one descriptor a window.
-        key: (N, Hw, Ww, C) what it is compared with.
+        descriptor: (N, Hw, Ww, C) one a window.
         topk: number of windows to choose; at most ``(2 * radius + 1)² - 1``.
         radius: reach, in windows.
 
     Returns:
-        index: (N, Hw * Ww, topk) int64, into the row-major list of windows.
-        score: (N, Hw * Ww, topk) cosine similarity in [-1, 1]; 0 for a slot that fell back. Carries gradient.
+        index: (N * Hw * Ww, 1 + topk) int64, into the batch's row-major list of windows; the window itself first.
+        weight: (N * Hw * Ww, 1 + topk) similarity, mapped from [-1, 1] to [0, 1]; 1 for the window itself, 0.5 for a
+            slot that fell back. Carries gradient.
     """
-    _, height, width, _ = query.shape
+    n, height, width, _ = descriptor.shape
     reach = 2 * radius + 1
-    own = torch.arange(height * width, device=query.device).view(height, width)
-    candidates = _neighbours(
-        F.pad(own, (radius,) * 4, value=-1), reach, 0
-    )  # (Hw, Ww, reach² - 1), -1: beyond the border
-    key = F.pad(F.normalize(key, dim=-1), (0, 0, *(radius,) * 4))
-    score = torch.einsum("nhwc,nhwcm->nhwm", F.normalize(query, dim=-1), _neighbours(key, reach, 1))
+    own = torch.arange(height * width, device=descriptor.device).view(height, width)
+    candidates = _neighbours(F.pad(own, (radius,) * 4, value=-1), reach, 0)  # (Hw, Ww, reach² - 1); -1: none there
+    descriptor = F.normalize(descriptor, dim=-1)
+    around = _neighbours(F.pad(descriptor, (0, 0, *(radius,) * 4)), reach, 1)  # (N, Hw, Ww, C, reach² - 1)
+    score = torch.einsum("nhwc,nhwcm->nhwm", descriptor, around)
     best, slot = score.masked_fill(candidates < 0, -2.0).topk(topk, dim=-1)
     found = best > -1.5
-    index = torch.where(found, candidates.expand(query.shape[0], -1, -1, -1).gather(-1, slot), own[..., None])
-    return index.flatten(1, 2), torch.where(found, best, 0.0).flatten(1, 2)
+    chosen = torch.where(found, candidates.expand(n, -1, -1, -1).gather(-1, slot), own[..., None])
+    index = torch.cat((own.expand(n, -1, -1)[..., None], chosen), -1)
+    first = torch.arange(0, n * height * width, height * width, device=descriptor.device)
+    weight = 0.5 + 0.5 * torch.where(found, best, 0.0)
+    weight = torch.cat((torch.ones_like(weight[..., :1]), weight), -1)
+    return (index + first[:, None, None, None]).flatten(0, 2), weight.flatten(0, 2)
 
 
 def _neighbours(x: Tensor, reach: int, dim: int) -> Tensor:
@@ -86,52 +98,91 @@ def _neighbours(x: Tensor, reach: int, dim: int) -> Tensor:
     return torch.cat((around[..., :centre], around[..., centre + 1 :]), -1)
 
 
-class SparseAttention(nn.Module):
-    """Attention of each window to itself and to its top-k most similar neighbour windows.
+def texture(lq: Tensor, window: int) -> Tensor:
+    """How much a window has to gain from attention: 0 where it is flat, towards 1 where it is textured.
 
-    Convolutional local features make queries, keys and values. Which windows a window sees is decided from their
-    mean features, *before* any query-key product; whole windows are then gathered and go through dense fused
-    attention, without a mask. The similarity of a chosen window multiplies its values, so that choosing has a gradient.
+    ``1 - exp(-variance / s²)`` of the mean of the channels, with s = 4/255: about the strength of visible noise.
+
+    Args:
+        lq: (N, C, H, W), [0, 1]; H and W are multiples of ``window``.
+
+    Returns:
+        (N, H/window, W/window), [0, 1).
+    """
+    grey = lq.float().mean(1)
+    mean = F.avg_pool2d(grey, window)
+    variance = F.avg_pool2d((grey - 0.5).square(), window) - (mean - 0.5).square()
+    return -torch.expm1(-variance.clamp_min(0) * (255 / 4) ** 2)
+
+
+class SparseAttention(nn.Module):
+    """Attention of each textured window to itself and to its top-k most similar neighbour windows.
+
+    A 3x3 convolution makes matching features, which serve as queries and as keys, and values. Which windows a window
+    sees is decided from their mean matching features, *before* any query-key product; whole windows are then gathered
+    and go through dense fused attention, without a mask. The similarity of a chosen window multiplies its values, so
+    that choosing has a gradient. What was found is weighted by the window's :func:`texture`, and joined with the values
+    themselves, which keep the local path alive where there is nothing to find.
 
     Args:
         dim: channels in and out.
-        attn_dim: channels of queries, keys and values.
-        heads: attention heads; divides ``attn_dim``.
+        match_dim: channels of the matching features.
+        value_dim: channels of the values.
+        heads: attention heads; divides ``match_dim`` and ``value_dim``.
         window: edge of a window, in input pixels.
         topk: how many further windows each window sees.
         radius: how far away, in windows, these may be.
     """
 
-    def __init__(self, dim: int, attn_dim: int, heads: int, window: int, topk: int, radius: int) -> None:
+    def __init__(
+        self, dim: int, match_dim: int, value_dim: int, heads: int, window: int, topk: int, radius: int
+    ) -> None:
         super().__init__()
-        if attn_dim % heads:
-            raise SRError(f"{heads} attention heads do not divide attn_dim={attn_dim}")
+        if match_dim % heads or value_dim % heads:
+            raise SRError(f"{heads} attention heads do not divide match_dim={match_dim} and value_dim={value_dim}")
         if not 0 <= topk < (2 * radius + 1) ** 2:
-            raise SRError(
-                f"topk={topk} windows cannot be chosen among the {(2 * radius + 1) ** 2 - 1} within {radius=}"
-            )
-        self.heads, self.window, self.topk, self.radius = heads, window, topk, radius
-        self.qkv = nn.Conv2d(dim, 3 * attn_dim, 3, padding=1)
-        self.proj = nn.Conv2d(attn_dim, dim, 1)
-        nn.init.normal_(self.proj.weight, std=1e-2)  # the layer starts close to the identity
+            raise SRError(f"{topk=} windows cannot be chosen among the {(2 * radius + 1) ** 2 - 1} within {radius=}")
+        self.match_dim, self.heads, self.window, self.topk, self.radius = match_dim, heads, window, topk, radius
+        self.features = nn.Conv2d(dim, match_dim + value_dim, 3, padding=1)
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(10.0)))
+        self.proj = nn.Conv2d(2 * value_dim, dim, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        qkv = to_windows(self.qkv(x), self.window)  # (N, Hw, Ww, T, 3A)
-        n, height, width, tokens, width3 = qkv.shape
-        q, kv = qkv.split((width3 // 3, 2 * width3 // 3), dim=-1)
-        seen = kv.flatten(0, 2)[:, None]  # (N * windows, 1, T, 2A): the window itself, then the chosen ones
-        if self.topk:
-            descriptors = qkv.mean(3)
-            index, score = similar_windows(*descriptors.chunk(3, dim=-1)[:2], self.topk, self.radius)
-            first = torch.arange(0, n * height * width, height * width, device=x.device)[:, None, None]
-            # index_select over whole windows: its gradient is a plain sum of rows.
-            others = seen.flatten(1).index_select(0, (index + first).flatten()).view(-1, self.topk, *seen.shape[2:])
-            gate = (0.5 + 0.5 * score).to(others.dtype).view(-1, self.topk, 1, 1)
-            k, v = others.chunk(2, dim=-1)
-            seen = torch.cat((seen, torch.cat((k, v * gate), -1)), 1)
-        k, v = seen.flatten(1, 2).chunk(2, dim=-1)  # (N * windows, (1 + topk) * T, A) each
-        out = window_attention(q.flatten(0, 2), k, v, self.heads)
-        return x + self.proj(from_windows(out.view(n, height, width, tokens, -1), self.window))
+    def forward(
+        self, x: Tensor, gate: Tensor, choice: tuple[Tensor, Tensor] | None, kept: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Apply the layer.
+
+        Args:
+            x: (N, dim, H, W); H and W are multiples of ``window``.
+            gate: (N * windows,) what multiplies the result of attention, e.g. :func:`texture`.
+            choice: what an earlier layer's :func:`similar_windows` found; ``None``: find it here.
+            kept: indices of the windows that take part in attention; ``None``: all. The others' gate must be 0.
+
+        Returns:
+            The features, of ``x``'s shape, and the choice.
+        """
+        match, value = self.features(x).split((self.match_dim, self.proj.in_channels // 2), 1)
+        value = F.gelu(value)
+        match = F.normalize(match, dim=1) * (0.5 * self.log_temperature).exp()
+        windows = to_windows(torch.cat((match, value), 1), self.window)  # (N, Hw, Ww, T, match_dim + value_dim)
+        shape = windows.shape
+        if choice is None:
+            choice = similar_windows(windows[..., : self.match_dim].mean(3), self.topk, self.radius)
+        index, weight = choice
+        windows = windows.flatten(0, 2)
+        query = windows[..., : self.match_dim]
+        if kept is not None:
+            query, index, weight, gate = (t.index_select(0, kept) for t in (query, index, weight, gate))
+        # index_select over whole windows: its gradient is a plain sum of rows.
+        seen = windows.flatten(1).index_select(0, index.flatten()).view(-1, self.topk + 1, *windows.shape[1:])
+        k, v = seen.split((self.match_dim, shape[-1] - self.match_dim), -1)
+        v = v * weight[..., None, None].to(v.dtype)
+        out = window_attention(query, k.flatten(1, 2), v.flatten(1, 2), self.heads, scale=1.0)
+        out = out * gate[:, None, None].to(out.dtype)
+        if kept is not None:
+            out = out.new_zeros(windows.shape[0], *out.shape[1:]).index_copy(0, kept, out)
+        found = from_windows(out.view(*shape[:-1], -1), self.window)
+        return x + self.proj(torch.cat((found, value), 1)), choice
 
 
 class ResidualBlock(nn.Module):
@@ -181,47 +232,91 @@ class SparseSR(SRNetwork):
         dim: channels of the body.
         groups: number of groups.
         blocks: residual blocks in each group.
-        attn_dim: channels of queries, keys and values.
-        heads: attention heads; divides ``attn_dim``.
+        match_dim: channels of the features that queries and keys are made of.
+        value_dim: channels of the values.
+        heads: attention heads; divides ``match_dim`` and ``value_dim``.
         window: edge of an attention window, in input pixels.
         topk: how many further windows each window attends to.
         radius: how many windows away these may be.
+        sparsity: windows whose :func:`texture` is at most this, in [0, 1], skip attention. May be changed at any time:
+            ``network.sparsity = 0.5``. 0 is the same function as attention everywhere.
     """
 
     def __init__(
         self,
         *,
         scale: int = 4,
-        dim: int = 32,
+        dim: int = 48,
         groups: int = 2,
         blocks: int = 4,
-        attn_dim: int = 16,
+        match_dim: int = 16,
+        value_dim: int = 16,
         heads: int = 1,
         window: int = 8,
-        topk: int = 3,
+        topk: int = 2,
         radius: int = 2,
+        sparsity: float = 0.0,
     ) -> None:
         super().__init__(scale=scale)
         self.multiple_of = window
+        self.window = window
+        self.sparsity = sparsity
         self.embed = nn.Conv2d(3, dim, 3, padding=1)
-        self.body = nn.Sequential()
-        for _ in range(groups):
-            self.body.extend(ResidualBlock(dim) for _ in range(blocks))
-            self.body.append(SparseAttention(dim, attn_dim, heads, window, topk, radius))
+        self.groups = nn.ModuleList(
+            Group(dim, blocks, SparseAttention(dim, match_dim, value_dim, heads, window, topk, radius))
+            for _ in range(groups)
+        )
         self.head = nn.Conv2d(dim, 3 * scale**2, 3, padding=1)
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
         self.base = BicubicUpsample(3, scale)
-        # Each attention layer reaches to the far edge of the farthest window and one pixel on; two pixels a block.
+        # An attention layer reaches to the far edge of the farthest window, a convolution one pixel on.
         self.receptive_field = 2 + groups * (2 * blocks + 1 + (radius + 1) * window)
 
     def upscale(self, lq: Tensor) -> Tensor:
-        shallow = self.embed(lq)
-        deep = shallow + self.body(shallow)
-        return self.base(lq) + F.pixel_shuffle(self.head(deep), self.scale)
+        gate = texture(lq, self.window).flatten()
+        kept = None
+        if self.sparsity > 0:
+            skipped = gate <= self.sparsity
+            gate = gate.masked_fill(skipped, 0)
+            # A graph whose shapes depend on the picture cannot be compiled: there, every window goes through attention.
+            if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+                kept = (~skipped).nonzero()[:, 0]
+        features = shallow = self.embed(lq)
+        choice = None
+        for group in self.groups:
+            features, choice = group(features, gate, choice, kept)
+        return self.base(lq) + F.pixel_shuffle(self.head(features + shallow), self.scale)
+
+
+class Group(nn.Module):
+    """A few residual blocks, then one attention layer."""
+
+    def __init__(self, dim: int, blocks: int, attention: SparseAttention) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(ResidualBlock(dim) for _ in range(blocks)))
+        self.attention = attention
+
+    def forward(
+        self, x: Tensor, gate: Tensor, choice: tuple[Tensor, Tensor] | None, kept: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        features, choice = self.attention(self.blocks(x), gate, choice, kept)
+        return features, choice
 
 
 @register_arch
 def sparsesr_t(*, scale: int = 4, **kwargs: Any) -> SparseSR:
-    """About 0.17 M parameters: the quickstart's network."""
+    """0.18 M parameters: the quickstart's network."""
     return SparseSR(scale=scale, dim=32, groups=2, blocks=4, **kwargs)
+
+
+@register_arch
+def sparsesr_s(*, scale: int = 4, **kwargs: Any) -> SparseSR:
+    """0.39 M parameters at x4."""
+    return SparseSR(scale=scale, dim=48, groups=2, blocks=4, **kwargs)
+
+
+@register_arch
+def sparsesr_b(*, scale: int = 4, **kwargs: Any) -> SparseSR:
+    """0.84 M parameters at x4."""
+    return SparseSR(scale=scale, dim=64, groups=2, blocks=5, **kwargs)
