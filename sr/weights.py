@@ -46,11 +46,11 @@ PRETRAINED: dict[str, PretrainedWeights] = {
         PretrainedWeights(
             name="sparsesr_t_x2.quickstart",
             scale=2,
-            sha256="",
+            sha256="f62cf6d12ceae08a4b5d41fc73e1c86e74aee6a56a0bd644eb1b6f081995d32b",
             licence="Apache-2.0",
             recipe="configs/quickstart.yaml",
             data="datasets/sample/train (CC0 and CC-BY photographs, datasets/sample/LICENCES.csv)",
-            metrics={},
+            metrics={"Set5": (36.810, 0.9554), "Set14": (32.490, 0.9083), "B100": (31.326, 0.8886)},
         ),
     )
 }

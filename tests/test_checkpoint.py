@@ -1,5 +1,6 @@
 """Weights files: whole, self-describing, never partly loaded, never executed."""
 
+import hashlib
 import json
 import pickle
 
@@ -116,7 +117,8 @@ def test_installed_weights_load_and_say_what_they_are():
     for name, record in PRETRAINED.items():
         net = sr.load(name)
         assert net.scale == record.scale
-        assert name.startswith(f"{name.split('_x')[0]}_x{record.scale}.")
+        assert name.split(".")[0].endswith(f"_x{record.scale}")
+        assert hashlib.sha256(record.path.read_bytes()).hexdigest() == record.sha256
     assert default_weights(2).scale == 2
     with pytest.raises(sr.SRError, match="enlarge 7 times"):
         default_weights(7)
