@@ -1,6 +1,7 @@
 """Score weights on a data set: ``python scripts/evaluate.py -m best.safetensors --data datasets/sample/val``."""
 
 import argparse
+import math
 from pathlib import Path
 
 import sr
@@ -15,14 +16,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="folders: GT, or HR + LR_bicubic/X2 ...")
     parser.add_argument("--scale", type=int, help="must be the network's; default: the network's")
     parser.add_argument("--crop-border", type=int, help="pixels shaved off each side (default: the scale)")
-    parser.add_argument("--tile", type=int, help="edge of a tile in input pixels (default: whole pictures)")
+    parser.add_argument("--tile", type=int, help="edge of a tile in input pixels, 0: none (default)")
     parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
     args = parser.parse_args()
 
     network = sr.load(args.model)
     if args.scale not in (None, network.scale):
         raise sr.SRError(f"{args.model} enlarges {network.scale} times, not {args.scale}")
-    upscaler = sr.Upscaler(network, tile=args.tile, device=args.device)
+    upscaler = sr.Upscaler(network, tile=args.tile or None, device=args.device)
     crop = network.scale if args.crop_border is None else args.crop_border
     sets = [find_pictures(root, network.scale) for root in args.data]
     for pictures in sets:
@@ -33,6 +34,9 @@ def main() -> None:
             scores.append(score)
             print(_row(score.name, score.bicubic, score.model), flush=True)
         print(_row("mean", mean([s.bicubic for s in scores]), mean([s.model for s in scores])))
+        identical = sum(math.isinf(s.model.psnr) or math.isinf(s.bicubic.psnr) for s in scores)
+        if identical:
+            print(f"{identical} pictures equal to their GT have infinite PSNR and are not in its mean")
 
 
 def _row(name: str, bicubic: "sr.evaluation.Score", model: "sr.evaluation.Score") -> str:

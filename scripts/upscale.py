@@ -5,7 +5,7 @@ from pathlib import Path
 
 import sr
 from sr.errors import run_script
-from sr.image import check_output, open_image, save_image
+from sr.image import check_output, open_image, save_image, working_mode
 from sr.weights import default_weights
 
 
@@ -23,8 +23,10 @@ def main() -> None:
     network = sr.load(args.model or default_weights(args.scale).name)
     if args.scale not in (None, network.scale):
         raise sr.SRError(f"{args.model} enlarges {network.scale} times, not {args.scale}; leave -s out")
-    output = args.output or args.image.with_name(f"{args.image.stem}_x{network.scale}.png")
-    check_output(output, inputs=[args.image])
+    mode = working_mode(image)
+    suffix = ".tif" if mode == "F" else ".png"
+    output = args.output or args.image.with_name(f"{args.image.stem}_x{network.scale}{suffix}")
+    check_output(output, inputs=[args.image], mode=mode)
     kept = {
         key: image.info[key] for key in ("icc_profile", "exif", "dpi") if key in image.info and image.mode != "CMYK"
     }

@@ -7,16 +7,19 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sr.checkpoint import save
 from sr.data import PictureSet
+from sr.errors import SRError
 from sr.image import save_image
 from sr.inference import upscale_tiled
 from sr.module import SRModule
@@ -68,11 +71,8 @@ class TrainingProgress(ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now, step = time.monotonic(), trainer.global_step
-        if (
-            not self._enabled
-            or step == self._first_step
-            or now - self._printed < (0.2 if self._bar else _LINE_INTERVAL)
-        ):
+        interval = _BAR_INTERVAL if self._bar else _LINE_INTERVAL
+        if not self._enabled or step == self._first_step or now - self._printed < interval:
             return
         self._printed = now
         rate = (step - self._first_step) / (now - self._started)
@@ -131,15 +131,57 @@ class BestWeights(Callback):
         psnr = sum(score["psnr_y"] for score in module.scores.values()) / len(module.scores)
         if psnr > self.best:
             self.best = psnr
-            if trainer.is_global_zero:
-                info = {"step": trainer.global_step, "validation": module.scores, "bicubic": module.bicubic_scores}
-                save(module.eval_network, self.path, info=info)
+            self._save(trainer, module)
+
+    def finish(self, trainer: Trainer, module: SRModule) -> None:
+        """At the end of the run: a run without validation exports what it ends with.
+
+        Raises:
+            SRError: there was validation, but no score that was a number.
+        """
+        if module.scores and self.best == float("-inf"):
+            raise SRError("the training diverged: no validation gave a number; lower model.optimizer.init_args.lr")
+        if not module.scores:
+            self._save(trainer, module)
+
+    def _save(self, trainer: Trainer, module: SRModule) -> None:
+        if trainer.is_global_zero:
+            info = {"step": trainer.global_step, "validation": module.scores, "bicubic": module.bicubic_scores}
+            save(module.eval_network, self.path, info=info)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = state_dict["best"]
+        if self.path.is_file():  # not so if the run goes on in another folder
+            self.best = state_dict["best"]
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps the state of the run in ``last.ckpt``: after each validation, or as often without one, and at the end.
+
+    Lightning calls it after all other callbacks, so what they learnt from a validation is in the file.
+
+    Args:
+        folder: where the file goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "last.ckpt"
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and trainer.state.fn == "fit":
+            self.save(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not trainer.val_dataloaders and (batch_idx + 1) % trainer.val_check_interval == 0:
+            self.save(trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        """Write the checkpoint, whole or not at all; every process takes part."""
+        trainer.save_checkpoint(self.path)
 
 
 class Previews(Callback):
@@ -163,14 +205,13 @@ class Previews(Callback):
             save_image(strip, self.folder / f"{pictures.name}_{trainer.global_step:07d}.png")
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
-                    image = torch.tensor(list(strip.tobytes()), dtype=torch.uint8).view(strip.height, strip.width, 3)
-                    logger.experiment.add_image(
-                        f"val/{pictures.name}", image.numpy(), trainer.global_step, dataformats="HWC"
-                    )
+                    image = np.asarray(strip)
+                    logger.experiment.add_image(f"val/{pictures.name}", image, trainer.global_step, dataformats="HWC")
 
     @torch.no_grad()
-    def _strip(self, module: SRModule, pictures: PictureSet) -> Any:
+    def _strip(self, module: SRModule, pictures: PictureSet) -> Image.Image:
         lq, gt = pictures.pair(0)
         network = module.eval_network
-        sr = upscale_tiled(network, lq[None].to(module.device).float() / 255, tile=256)[0]
-        return comparison(lq, sr.cpu(), gt, network.scale)
+        dtype = next(network.parameters()).dtype
+        sr = upscale_tiled(network, (lq[None].to(module.device).float() / 255).to(dtype), tile=256)[0]
+        return comparison(lq, sr.float().cpu(), gt, network.scale)

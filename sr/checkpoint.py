@@ -86,6 +86,25 @@ def load(source: str | Path, device: str | torch.device = "cpu") -> SRNetwork:
     return network.eval().requires_grad_(False).to(device)
 
 
+def resume_step(path: str | Path, network: SRNetwork) -> int:
+    """The step at which a training checkpoint of ``network`` was written.
+
+    Raises:
+        SRError: the file is no checkpoint of :mod:`sr.module`, is damaged, or belongs to another network.
+    """
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        raise SRError(f"{path} holds weights only, not the state of a run; resume from checkpoints/last.ckpt")
+    content = _read_torch(path)
+    if not isinstance(content, dict) or not {"sr_network", "state_dict", "global_step"} <= content.keys():
+        raise SRError(f"{path} is no checkpoint of a training run; resume from checkpoints/last.ckpt")
+    own, stored = describe(network), content["sr_network"]
+    for key in ("arch", "hparams"):
+        if own[key] != stored.get(key):
+            raise SRError(f"{path} belongs to another network: its {key} is {stored.get(key)}, the config's {own[key]}")
+    return int(content["global_step"])
+
+
 def read_info(source: str | Path) -> dict[str, Any]:
     """The metadata of a file written by :func:`save`: architecture, hyper-parameters, and what ``info`` held."""
     metadata, _ = _read_safetensors(_resolve(source))
@@ -103,7 +122,10 @@ def _resolve(source: str | Path) -> Path:
         raise SRError(f"{path} is a folder; name the weights file in it")
     if path.suffix in _SUFFIXES and path.name not in ("", path.suffix):
         raise SRError(f"no weights file at {path}")
-    return find_weights(str(source)).path
+    path = find_weights(str(source)).path
+    if not path.is_file():
+        raise SRError(f"the installed weights {source} are missing ({path}); install the package again")
+    return path
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -114,17 +136,22 @@ def _read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise SRError(f"{path}: damaged, or not a safetensors file ({e})") from e
 
 
-def _read_pickle(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _read_torch(path: Path) -> Any:
+    """What a file of ``torch.save`` holds, as long as it is plain tensors and containers."""
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as e:
         wanted = next((line.strip() for line in str(e).splitlines() if "GLOBAL" in line), "it is not plain tensors")
         raise SRError(f"{path}: refused, since reading it would run code from the file ({wanted})") from e
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as e:
         raise SRError(f"{path}: damaged, or not a PyTorch file ({str(e).splitlines()[0] if str(e) else e!r})") from e
+
+
+def _read_pickle(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    content = _read_torch(path)
     metadata: dict[str, str] = {}
     if isinstance(content, dict) and isinstance(content.get("sr_network"), dict):  # a checkpoint of sr.module
-        metadata, state = dict(content["sr_network"]), content["state_dict"]
+        metadata, state = dict(content["sr_network"]), dict(content.get("state_dict", {}))
         part = "ema." if any(key.startswith("ema.") for key in state) else "network."
         return metadata, {key[len(part) :]: value for key, value in state.items() if key.startswith(part)}
     for wrapper in _WRAPPERS:
@@ -148,7 +175,7 @@ def _build(metadata: Mapping[str, str], tensors: dict[str, Tensor], path: Path) 
         arch = get_arch(metadata["arch"])
         try:
             return arch(**json.loads(metadata["hparams"])), tensors
-        except (TypeError, KeyError, json.JSONDecodeError) as e:
+        except (TypeError, KeyError, ValueError, RuntimeError, ArithmeticError) as e:
             raise SRError(f"{path}: its hyper-parameters do not fit {arch.__name__} ({e})") from e
     for name in list_archs():
         arch = get_arch(name)

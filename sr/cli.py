@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import warnings
@@ -9,51 +10,64 @@ from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+import torch
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import sr.archs
 import sr.losses
 import sr.schedules  # noqa: F401  (their classes are named in configs)
-from sr.callbacks import BestWeights, Previews, TrainingProgress, ValidationReport
+from sr.callbacks import BestWeights, LastCheckpoint, Previews, TrainingProgress, ValidationReport
+from sr.checkpoint import resume_step
 from sr.config_errors import explain
 from sr.data import SRDataModule
 from sr.errors import SRError
+from sr.logs import ResumableCSVLogger
 from sr.module import SRModule
 
 _RUN_DIR = "SR_RUN_DIR"  # tells the other processes of a multi-device run which folder the first one chose
 
 
 class SRCLI(LightningCLI):
-    """Reads the config, builds network, data and trainer, and checks the data; :meth:`train` does the rest.
+    """Reads the config, builds network, data and trainer; :meth:`train` checks the data and does the rest.
 
     Without sub-commands (``run=False``), so that Lightning never merges a checkpoint's hyper-parameters over what
     the user wrote.
+
+    Raises:
+        SRError: any mistake in the config; nothing is left behind.
     """
 
     run_dir: Path
+    model: SRModule
+    datamodule: SRDataModule
 
     def __init__(self, args: list[str] | None = None) -> None:
-        super().__init__(
-            SRModule,
-            SRDataModule,
-            args=args,
-            run=False,
-            seed_everything_default=0,
-            parser_kwargs={"exit_on_error": False},
-            save_config_callback=SaveConfigCallback,
-            save_config_kwargs={"overwrite": True},
-            auto_configure_optimizers=False,
-            trainer_defaults={
-                "max_epochs": -1,
-                "check_val_every_n_epoch": None,  # validation counts steps, too
-                "num_sanity_val_steps": -1,  # all of it: a broken validation set fails before the first step
-                "use_distributed_sampler": False,  # the data module splits the batch itself
-                "enable_model_summary": False,
-                "log_every_n_steps": 20,
-            },
-        )
+        try:
+            super().__init__(
+                SRModule,
+                SRDataModule,
+                args=args,
+                run=False,
+                seed_everything_default=0,
+                parser_kwargs={"exit_on_error": False},
+                save_config_callback=SaveRunConfig,
+                save_config_kwargs={"overwrite": True},
+                auto_configure_optimizers=False,
+                trainer_defaults={
+                    "max_epochs": -1,
+                    "check_val_every_n_epoch": None,  # validation counts steps, too
+                    "val_check_interval": 1000,
+                    "num_sanity_val_steps": -1,  # all of it: a broken validation set fails before the first step
+                    "use_distributed_sampler": False,  # the data module splits the batch itself
+                    "enable_model_summary": False,
+                    "log_every_n_steps": 20,
+                },
+            )
+        except (ArgumentError, MisconfigurationException, TypeError, ValueError, OSError) as e:
+            self._discard_run_dir()
+            raise e if isinstance(e, SRError) else SRError(explain(str(e), self.parser)) from e
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
@@ -63,81 +77,133 @@ class SRCLI(LightningCLI):
         parser.add_argument("--name", type=str | None, default=None, help="of the run; default: the config's name")
         parser.link_arguments("model", "data.scale", compute_fn=lambda m: m.network.scale, apply_on="instantiate")
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        try:
-            super().parse_arguments(parser, args)
-        except ArgumentError as e:
-            raise SRError(explain(str(e), parser)) from e
-
     def before_instantiate_classes(self) -> None:
         if self.config.trainer.max_steps < 1:
             raise SRError("the length of the run is missing: set trainer.max_steps to the number of optimiser steps")
         checkpoint = self.config.ckpt_path
         if checkpoint is not None and not Path(checkpoint).is_file():
             raise SRError(f"no checkpoint at {checkpoint}")
-        self.run_dir = self._choose_run_dir()
 
-    def _choose_run_dir(self) -> Path:
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        config = self.config_init.trainer
+        first_step = resume_step(self.config.ckpt_path, self.model.network) if self.config.ckpt_path else 0
+        folder = self.run_dir = self._reserve_run_dir()
+        callbacks = [ValidationReport(), Previews(folder / "previews"), BestWeights(folder)]
+        if config.enable_progress_bar is not False:
+            callbacks.insert(0, TrainingProgress())
+        if config.enable_checkpointing is not False:
+            callbacks.append(LastCheckpoint(folder / "checkpoints"))
+        kwargs["callbacks"] = [*(config.callbacks or []), *callbacks]
+        kwargs["default_root_dir"] = str(folder)
+        if config.logger is None:
+            tensorboard = TensorBoardLogger(str(folder), name="", version="tensorboard")
+            kwargs["logger"] = [ResumableCSVLogger(folder, first_step), tensorboard]
+        if isinstance(config.val_check_interval, int):  # Lightning counts batches there; a step may take several
+            kwargs["val_check_interval"] = config.val_check_interval * config.accumulate_grad_batches
+        return super().instantiate_trainer(**kwargs)
+
+    def _reserve_run_dir(self) -> Path:
+        """Make a folder that no other run has, or find the one of the run that is resumed."""
         if _RUN_DIR in os.environ:
             return Path(os.environ[_RUN_DIR])
         checkpoint = self.config.ckpt_path
         if checkpoint is not None and Path(checkpoint).parent.name == "checkpoints":
-            run_dir = Path(checkpoint).parent.parent  # a resumed run goes on in its own folder
+            run_dir = Path(checkpoint).parent.parent
         else:
             configs = self.config.config or []
-            parent = Path(self.config.runs) / (self.config.name or (Path(str(configs[0])).stem if configs else "run"))
-            taken = [int(path.name) for path in parent.glob("[0-9]*") if path.name.isdigit()]
-            run_dir = parent / f"{max(taken, default=0) + 1:03d}"
+            name = self.config.name or (Path(str(configs[0])).stem if configs else "run")
+            parent = Path(self.config.runs) / name
+            parent.mkdir(parents=True, exist_ok=True)
+            number = max((int(path.name) for path in parent.iterdir() if path.name.isdigit()), default=0)
+            while True:  # making a folder succeeds for one process only
+                number += 1
+                run_dir = parent / f"{number:03d}"
+                try:
+                    run_dir.mkdir()
+                    break
+                except FileExistsError:
+                    continue
+        self.config.name = run_dir.parent.name  # so that the saved config leads to the same place
         os.environ[_RUN_DIR] = str(run_dir)
         return run_dir
 
-    def instantiate_trainer(self, **kwargs: Any) -> Any:
-        folder = self.run_dir
-        config = self.config_init.trainer
-        callbacks = [
-            TrainingProgress(),
-            ValidationReport(),
-            Previews(folder / "previews"),
-            BestWeights(folder),
-            ModelCheckpoint(
-                dirpath=folder / "checkpoints",
-                filename="last",
-                enable_version_counter=False,
-                every_n_train_steps=config.val_check_interval if isinstance(config.val_check_interval, int) else 1000,
-                save_on_train_epoch_end=True,
-            ),
-        ]
-        kwargs["callbacks"] = [*(config.callbacks or []), *callbacks]
-        kwargs["default_root_dir"] = str(folder)
-        if config.logger is None:
-            kwargs["logger"] = [
-                CSVLogger(str(folder), name="", version="", flush_logs_every_n_steps=100),
-                TensorBoardLogger(str(folder), name="", version="tensorboard"),
-            ]
-        return super().instantiate_trainer(**kwargs)
+    def _discard_run_dir(self) -> None:
+        """After a mistake found before the first step: remove the folders that nothing was written to."""
+        os.environ.pop(_RUN_DIR, None)
+        if hasattr(self, "run_dir"):
+            for folder in (self.run_dir, *list(self.run_dir.parents)[:2]):
+                if folder == Path() or not folder.is_dir() or any(folder.iterdir()):
+                    break
+                folder.rmdir()
 
     def train(self) -> None:
-        """Train to the end, validate there, and say where everything is."""
+        """Check everything, train to the end, validate there, and say where everything is.
+
+        Raises:
+            SRError: a mistake in the data or a setting, found before the first step; or the training diverged.
+        """
+        try:
+            self._check()
+        except SRError:
+            self._discard_run_dir()
+            raise
+        try:
+            self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.config.ckpt_path)
+            if self.model.validated_step != self.trainer.global_step and self.datamodule.val_sets:
+                self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+        except SystemExit:
+            if self.trainer.interrupted:  # Lightning turns Ctrl-C into sys.exit(1)
+                last = self.run_dir / "checkpoints" / "last.ckpt"
+                print(f"stopped at step {self.trainer.global_step}; the run folder is {self.run_dir}")
+                if last.is_file():
+                    print(f"continue from the last checkpoint with --ckpt_path {last}")
+                raise SystemExit(130) from None
+            raise
+        finally:
+            os.environ.pop(_RUN_DIR, None)
+        self._finish()
+
+    def _check(self) -> None:
+        """Whatever can be known to be wrong before the first step."""
         self.datamodule.trainer = self.trainer
-        self.datamodule.setup("fit")  # data errors show before the run folder exists
-        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.config.ckpt_path)
-        if self.model.validated_step != self.trainer.global_step:
-            self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+        self.datamodule.setup("fit")
+        smallest = min((min(size) for pictures in self.datamodule.val_sets for size in pictures.gt_sizes), default=None)
+        crop = self.model.crop_border
+        if smallest is not None and (crop < 0 or smallest <= 2 * crop):
+            raise SRError(
+                f"model.crop_border {crop} leaves nothing of the smallest validation picture ({smallest} pixels); "
+                f"it lies between 0 and {(smallest - 1) // 2}"
+            )
+        try:
+            self.model.make_optimizer([torch.nn.Parameter(torch.zeros(1))])
+        except (TypeError, ValueError) as e:
+            raise SRError(f"model.optimizer: {e}") from e
+
+    def _finish(self) -> None:
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, BestWeights):
+                callback.finish(self.trainer, self.model)
+            elif isinstance(callback, LastCheckpoint):
+                callback.save(self.trainer)
         if self.trainer.is_global_zero:
-            weights = self.run_dir / "best.safetensors"
             print(f"run folder: {self.run_dir}\nupscale with the new weights:")
-            print(f"  python scripts/upscale.py image.png -m {weights} -o large.png")
+            print(f"  python scripts/upscale.py image.png -m {self.run_dir / 'best.safetensors'} -o large.png")
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Saves the resolved config such that running it again is a new run of the same name, not a resumption."""
+
+    def __init__(self, parser: LightningArgumentParser, config: Any, **kwargs: Any) -> None:
+        config = copy.deepcopy(config)
+        config.ckpt_path = None
+        super().__init__(parser, config, **kwargs)
 
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``scripts/train.py``."""
-    _quiet()
-    SRCLI(args).train()
-
-
-def _quiet() -> None:
-    """Silence Lightning's advice that does not apply here; warnings of our own stay."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    for message in (".*does not have many workers.*", ".*in eval mode at the start.*", ".*exists and is not empty.*"):
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # Lightning's advice that does not apply here; everything else stays.
+    for message in (".*does not have many workers.*", ".*in eval mode at the start.*", ".*LeafSpec.*"):
         warnings.filterwarnings("ignore", message=message)
+    SRCLI(args).train()

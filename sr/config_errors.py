@@ -23,6 +23,8 @@ def explain(message: str, parser: ArgumentParser) -> str:
     """
     where = re.search(r'(?:Parser key|Key) "([\w.]+)"', message)
     place = f"{where[1]}: " if where else ""
+    if found := re.search(r"following arguments are required: ([\w., ]+)|Key \"([\w.]+)\" is required", message):
+        return f"{place}missing: {found[1] or found[2]}"
     path = re.search(r"class_path '([\w.]+)'|class_path='([\w.]+)'", message)
     if found := re.search(r"Option '([\w.]+)' is not accepted", message):
         known = _parameters(path[1] or path[2]) if path else _keys(parser)
@@ -31,7 +33,9 @@ def explain(message: str, parser: ArgumentParser) -> str:
     if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         names = [name for name in dir(importlib.import_module(found[1])) if not name.startswith("_")]
         return f"{place}{found[1]} has no {found[2]!r}{did_you_mean(found[2], names)}"
-    if found := re.search(r"Expected a dot import path string: (\S+)", message):
+    if "Unexpected config:" in message:
+        return "the config is empty, or not a mapping of keys to values"
+    if found := re.search(r"Parser key \"model.network\":\s+Expected a dot import path string: (\S+)", message):
         names = [f"sr.archs.{name}" for name in (*list_models(), *list_archs())]
         return f"{place}{found[1]!r} is not a class path{did_you_mean(found[1], names)}"
     if found := re.search(r"Group '([\w.]+)' does not accept (?:option|nested key) '([\w.]+)'", message):
@@ -48,7 +52,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
 
 
 def _keys(parser: ArgumentParser) -> list[str]:
-    return [action.dest for action in parser._actions if action.dest != "help"]
+    return [action.dest for action in parser._actions if action.dest.split(".")[-1] != "help"]
 
 
 def _parameters(path: str) -> Iterable[str]:

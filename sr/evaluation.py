@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from sr.data import PictureSet
+from sr.errors import SRError
 from sr.inference import Upscaler
 from sr.metrics import psnr, ssim
 from sr.resize import imresize
@@ -52,6 +53,9 @@ def evaluate(upscaler: Upscaler, pictures: PictureSet, crop_border: int) -> Iter
         pictures: prepared for the network's scale.
         crop_border: pixels shaved off each side before scoring, in GT pixels; the usual value is the scale.
     """
+    smallest = min(min(size) for size in pictures.gt_sizes)
+    if crop_border < 0 or smallest <= 2 * crop_border:
+        raise SRError(f"{pictures.name}: a crop of {crop_border} pixels leaves nothing of a picture of {smallest}")
     for i, name in enumerate(pictures.names):
         lq, gt = pictures.pair(i)
         yield PictureScore(
@@ -62,6 +66,9 @@ def evaluate(upscaler: Upscaler, pictures: PictureSet, crop_border: int) -> Iter
 
 
 def mean(scores: list[Score]) -> Score:
-    """The mean of per-picture values, as papers report it."""
-    values = torch.tensor([(s.psnr, s.ssim) for s in scores], dtype=torch.float64).mean(0)
-    return Score(*values.tolist())
+    """The mean of per-picture values, as papers report it; an infinite PSNR (a picture equal to its GT) is left out."""
+    finite = [s.psnr for s in scores if math.isfinite(s.psnr)]
+    return Score(
+        psnr=math.fsum(finite) / len(finite) if finite else math.inf,
+        ssim=math.fsum(s.ssim for s in scores) / len(scores),
+    )

@@ -6,6 +6,7 @@ The types decide what a sample means (8 or 16 bit), never the values found in a 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import warnings
@@ -152,12 +153,23 @@ def is_16_bit(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
+def working_mode(image: Image.Image) -> str:
+    """The mode that a picture is computed in and comes out with.
+
+    The plainest of L, LA, RGB and RGBA that holds its colours and alpha; 16-bit grey, 32-bit integers (I) and floats
+    (F) stay what they are.
+    """
+    if is_16_bit(image):
+        return "I;16"
+    if image.mode in ("I", "F"):
+        return image.mode
+    grey, alpha = image.mode in ("1", "L", "LA", "La"), image.has_transparency_data
+    return ("LA" if alpha else "L") if grey else ("RGBA" if alpha else "RGB")
+
+
 def _straight(image: Image.Image) -> Image.Image:
-    """The same colours in the plainest of the modes L, LA, RGB and RGBA, with straight alpha."""
-    if image.mode in ("La", "RGBa"):  # Pillow converts premultiplied modes to their straight twins only
-        return image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
-    grey, alpha = image.mode in ("1", "L", "LA"), image.has_transparency_data
-    mode = ("LA" if alpha else "L") if grey else ("RGBA" if alpha else "RGB")
+    """The picture in its working mode, one of L, LA, RGB and RGBA."""
+    mode = working_mode(image)
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -250,15 +262,17 @@ def to_image(tensor: Tensor, bits: int = 8) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array))
 
 
-def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+def check_output(path: str | Path, inputs: Iterable[str | Path] = (), mode: str = "RGB") -> None:
     """Find out before any work whether a picture can be written to ``path``.
 
     Args:
         path: the file to be written.
         inputs: files that it must not replace.
+        mode: Pillow's mode of the picture.
 
     Raises:
-        SRError: unknown suffix, missing folder, a folder of that name, or one of ``inputs``.
+        SRError: unknown suffix, missing folder, a folder of that name, one of ``inputs``, or a mode that the format
+            cannot hold.
     """
     path = Path(path)
     if path.suffix.lower() not in _FORMATS:
@@ -270,6 +284,11 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         raise SRError(f"cannot write {path}: a folder has this name; choose another")
     if any(path.resolve() == Path(i).resolve() for i in inputs):
         raise SRError(f"{path} is the input as well, and would be replaced; choose another name")
+    kind = _FORMATS[path.suffix.lower()]
+    try:
+        Image.new(mode, (1, 1)).save(io.BytesIO(), format=kind)
+    except (OSError, ValueError, KeyError) as exc:
+        raise SRError(f"{path}: {kind} cannot hold a picture of mode {mode}; choose another suffix") from exc
 
 
 def save_image(image: Image.Image, path: str | Path, **params: Any) -> None:

@@ -104,6 +104,8 @@ class Upscaler:
     def _image(self, image: Image.Image) -> Image.Image:
         if image.mode in ("I", "F") and not is_16_bit(image):  # no fixed range: keep the picture's own
             values = np.asarray(image, dtype=np.float64)
+            if not np.isfinite(values).all():
+                raise SRError("the picture holds NaN or infinite values; there is nothing to compute with")
             low, span = values.min(), max(np.ptp(values), 1e-12)
             enlarged = self._array(((values - low) / span).astype(np.float32)) * span + low
             return Image.fromarray(np.round(enlarged).astype(np.int32) if image.mode == "I" else enlarged)

@@ -31,7 +31,8 @@ _VALIDATION_TILE = 512
 class SRModule(LightningModule):
     """Trains a super-resolution network.
 
-    A batch is a dictionary with ``lq`` (N, 3, h, w) and ``gt`` (N, 3, scale*h, scale*w), float, RGB, [0, 1].
+    A batch is a dictionary with ``lq`` (N, 3, h, w) and ``gt`` (N, 3, scale*h, scale*w), float32, RGB, [0, 1]; for
+    validation also with ``counts`` (see :class:`sr.data.PictureDataset`).
 
     Args:
         network: the network, by class path.
@@ -47,8 +48,8 @@ class SRModule(LightningModule):
         self,
         network: SRNetwork,
         losses: list[Loss],
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        scheduler: Schedule | None = None,
+        optimizer: OptimizerCallable,
+        scheduler: Schedule,
         ema_decay: float = 0.999,
         crop_border: int | None = None,
     ) -> None:
@@ -63,7 +64,7 @@ class SRModule(LightningModule):
         self.ema_decay = ema_decay
         self.losses = nn.ModuleList(losses)
         self.make_optimizer = optimizer
-        self.schedule = scheduler or Schedule()
+        self.schedule = scheduler
         self.crop_border = network.scale if crop_border is None else crop_border
         # Data set -> {"psnr_y", "ssim_y"}: the latest validation, and bicubic's, which is computed once.
         self.scores: dict[str, dict[str, float]] = {}
@@ -78,16 +79,22 @@ class SRModule(LightningModule):
     def forward(self, lq: Tensor) -> Tensor:
         return self.eval_network(lq)
 
+    def _input(self, batch: dict[str, Any]) -> Tensor:
+        """``lq`` as the network wants it: channels-last, and in its dtype (another than float32 with bf16-true)."""
+        lq: Tensor = batch["lq"]
+        return lq.to(next(self.network.parameters()).dtype).contiguous(memory_format=torch.channels_last)
+
     # --- training
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        sr = self.network(batch["lq"].contiguous(memory_format=torch.channels_last))
+        sr = self.network(self._input(batch))
         total = sr.new_zeros(())
         for loss in self.losses:
             value = loss(sr, batch["gt"])
             total = total + loss.weight * value
             self.log(f"train/{loss.name}", value)
         self.log("train/loss", total)
+        self.log("step", self.trainer.global_step + 1.0)  # what the loggers count by: optimiser steps, this one included
         return total
 
     def optimizer_step(
@@ -130,8 +137,10 @@ class SRModule(LightningModule):
         return MetricCollection(metrics, compute_groups=False)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
+        sr = upscale_tiled(self.eval_network, self._input(batch), _VALIDATION_TILE).float()
+        if not batch["counts"].item():  # a stand-in that keeps the processes in step
+            return
         lq, gt = batch["lq"], batch["gt"]
-        sr = upscale_tiled(self.eval_network, lq, _VALIDATION_TILE)
         cast(MetricCollection, self.metrics[dataloader_idx]).update(sr, gt)
         if self.val_names[dataloader_idx] not in self.bicubic_scores:
             # Through uint8, since that is how bicubic's published values came about.
@@ -146,6 +155,8 @@ class SRModule(LightningModule):
             if not self.trainer.sanity_checking:
                 for key, value in self.scores[name].items():
                     self.log(f"val/{name}/{key}", value, rank_zero_only=True)
+        if not self.trainer.sanity_checking:
+            self.log("step", float(self.trainer.global_step))
         self.validated_step = self.trainer.global_step
 
 

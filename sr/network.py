@@ -48,7 +48,7 @@ class SRNetwork(nn.Module):
 
     def __init__(self, *, scale: int, in_channels: int = 3) -> None:
         super().__init__()
-        if not isinstance(scale, int) or scale < 1:
+        if not isinstance(scale, int) or isinstance(scale, bool) or scale < 1:
             raise SRError(f"scale must be a whole number of at least 1, not {scale!r}")
         self.scale = scale
         self.in_channels = in_channels

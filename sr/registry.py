@@ -44,7 +44,10 @@ def create_model(name: str, **kwargs: Any) -> SRNetwork:
     """Build a named variant, e.g. ``create_model("sparsesr_s", scale=2)``, with untrained weights."""
     if name not in _MODELS:
         raise SRError(f"unknown model {name!r}{did_you_mean(name, _MODELS)}; known: {', '.join(list_models())}")
-    return _MODELS[name](**kwargs)
+    try:
+        return _MODELS[name](**kwargs)
+    except TypeError as e:  # an argument that does not exist, or one that is what makes the variant
+        raise SRError(f"{name}: {e}; build the architecture's class to change what defines a variant") from e
 
 
 def list_models() -> list[str]:

@@ -2,8 +2,10 @@
 
 import csv
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sr
+from sr.checkpoint import read_info
 from sr.cli import SRCLI
 from sr.errors import SRError
 from sr.module import SRModule
@@ -149,6 +152,130 @@ def test_a_resumed_run_stays_in_its_folder(config, start):
     assert resumed.trainer.global_step == 6
 
 
+def test_the_log_goes_on_when_a_run_is_resumed(config, start):
+    first = start(config)
+    log = first.run_dir / "metrics.csv"
+    before = list(csv.DictReader(log.open()))
+    last = torch.load(first.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 4
+    start(config, "--ckpt_path", str(first.run_dir / "checkpoints" / "last.ckpt"), "--trainer.max_steps", "6")
+    after = list(csv.DictReader(log.open()))
+    assert [row["train/loss"] for row in after[: len(before)]] == [row["train/loss"] for row in before]
+    assert [int(row["step"]) for row in after if row["train/loss"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_saved_config_is_a_new_run_of_the_same_name(config, start, monkeypatch):
+    first = start(config)
+    start(config, "--ckpt_path", str(first.run_dir / "checkpoints" / "last.ckpt"), "--trainer.max_steps", "5")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config", str(first.run_dir / "config.yaml")])
+    again = SRCLI()
+    assert again.run_dir == Path("runs/tiny/002")
+    again.train()
+    assert again.trainer.global_step == 5
+
+
+def test_the_last_checkpoint_is_the_end_of_the_run_and_knows_the_best_score(config, start):
+    cli = start(config, "--trainer.max_steps", "3")
+    checkpoint = torch.load(cli.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 3
+    (best,) = (s["best"] for name, s in checkpoint["callbacks"].items() if "BestWeights" in name)
+    assert best == pytest.approx(read_info(cli.run_dir / "best.safetensors")["info"]["validation"]["val"]["psnr_y"])
+
+
+def test_without_validation_the_end_is_exported(config, start):
+    del config["data"]["val"]
+    cli = start(config)
+    exported = load_file(cli.run_dir / "best.safetensors")
+    assert all(torch.equal(exported[k], v) for k, v in cli.model.ema.state_dict().items())
+    assert torch.load(cli.run_dir / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
+
+
+def test_a_diverged_run_says_so(config, start):
+    config["model"]["optimizer"]["init_args"]["lr"] = 1e30
+    config["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": []}}
+    with pytest.raises(SRError, match="the training diverged"):
+        start(config, "--trainer.max_steps", "6", "--trainer.val_check_interval", "6")
+
+
+def test_validation_counts_optimiser_steps(config, start, capsys):
+    start(config, "--trainer.accumulate_grad_batches", "3")
+    lines = [line.split()[1] for line in capsys.readouterr().out.splitlines() if "PSNR_Y" in line]
+    assert lines == ["0", "2", "4"]
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_half_precision_trains(config, start, precision):
+    cli = start(config, "--trainer.precision", precision)
+    assert (cli.run_dir / "best.safetensors").is_file()
+
+
+def test_data_follows_the_seed_of_the_run(config, start):
+    assert start(config, "--seed_everything", "5").datamodule.seed == 5
+    assert start(config, "--seed_everything", "5", "--data.seed", "1").datamodule.seed == 1
+
+
+def test_checkpoints_that_cannot_be_resumed_are_named(config, start):
+    first = start(config)
+    last = first.run_dir / "checkpoints" / "last.ckpt"
+    Path("cut.ckpt").write_bytes(last.read_bytes()[:2000])
+    torch.save({"state_dict": {}}, "other.ckpt")
+    shutil.copytree("runs", "before")
+    for path, message in (
+        (first.run_dir / "best.safetensors", "holds weights only"),
+        ("cut.ckpt", "damaged"),
+        ("other.ckpt", "no checkpoint of a training run"),
+    ):
+        with pytest.raises(SRError, match=message):
+            start(config, "--ckpt_path", str(path))
+    with pytest.raises(SRError, match="belongs to another network: its hparams"):
+        start(config, "--ckpt_path", str(last), "--model.network.init_args.dim", "8")
+    before, after = ({p.relative_to(root) for p in Path(root).rglob("*")} for root in ("before", "runs"))
+    assert after == before
+
+
+def test_two_runs_at_once_get_two_folders(config, monkeypatch):
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config", "tiny.yaml"])
+    folders = []
+    for _ in range(2):
+        folders.append(SRCLI().run_dir)
+        monkeypatch.delenv("SR_RUN_DIR")
+    assert folders == [Path("runs/tiny/001"), Path("runs/tiny/002")]
+
+
+def test_ctrl_c_says_how_to_go_on(config, tmp_path):
+    config["trainer"] |= {"max_steps": 100_000, "val_check_interval": 5}
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        last = tmp_path / "runs/tiny/001/checkpoints/last.ckpt"
+        deadline = time.monotonic() + 60
+        while not last.is_file() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "stopped at step" in out
+    assert "--ckpt_path runs/tiny/001/checkpoints/last.ckpt" in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(config, tmp_path, start):
+    """Also with fewer validation pictures than processes."""
+    config["model"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+    one = state(start(config))
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml"]
+    command += ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert sorted(p.name for p in Path("runs/tiny").iterdir()) == ["001", "002"]
+    two = torch.load("runs/tiny/002/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    for key in one:
+        torch.testing.assert_close(two[key], one[key], atol=1e-5, rtol=1e-4)
+
+
 def test_averaged_weights_follow_their_definition(config, start):
     """With a network whose weights are known after every step, the average is known, too."""
     raw = []
@@ -203,6 +330,16 @@ def put(config: dict, path: str, value: object) -> None:
         ("data.val.0.init_args.root", "no_such_folder", "no_such_folder does not exist"),
         ("data.gt_size", 17, "gt_size 17 is not a multiple of scale 2; the nearest that fit: 16 or 18"),
         ("data.gt_size", 400, "gt_size 400 is larger than every picture"),
+        ("data.val.0.init_args.name", "a/b", "cannot be 'a/b'"),
+        ("data.train.init_args", {}, "data.train.*missing: root"),
+        ("model.crop_border", 30, "crop_border 30 leaves nothing"),
+        ("model.scheduler.init_args", {"warmup": 5}, r"warmup is a fraction of the run in \[0, 1\), not 5"),
+        ("model.schedular", 1, "did you mean 'model.scheduler'"),
+        ("model.optimizer.init_args.lr", "abc", "model.optimizer.*abc"),
+        ("model.optimizer.init_args.lr", -1, "model.optimizer: Invalid learning rate"),
+        ("model.network.init_args.window", 0, "window must be at least 1"),
+        ("trainer.val_check_interval", 0.5, "val_check_interval"),
+        ("trainer.accelerator", "cuda", "CUDA|cuda|GPU"),
         ("trainer.max_steps", -1, "trainer.max_steps"),
         ("ckpt_path", "nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
     ],

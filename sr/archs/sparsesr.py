@@ -3,7 +3,7 @@
 Original to this project (Apache-2.0). The body is a stack of groups; a group is a few residual blocks of two dense
 3x3 convolutions and one adaptive sparse self-attention layer (:class:`SparseAttention`). The choice of windows is made
 once and shared along the depth. The result is added to the bicubically enlarged input, and since the last convolution
-starts at zero, an untrained network *is* bicubic.
+starts at zero, an untrained network is bicubic (but for two pixels at the border).
 """
 
 from __future__ import annotations
@@ -220,7 +220,8 @@ class BicubicUpsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.pad(x, (2, 2, 2, 2), mode="replicate")
-        return F.pixel_shuffle(F.conv2d(x, self.kernel.to(x.dtype), groups=self.channels), self.scale)
+        with torch.autocast(x.device.type, enabled=False):  # bfloat16 would round the picture itself to 8 bits or fewer
+            return F.pixel_shuffle(F.conv2d(x, self.kernel.to(x.dtype), groups=self.channels), self.scale)
 
 
 @register_arch
@@ -258,9 +259,11 @@ class SparseSR(SRNetwork):
         sparsity: float = 0.0,
     ) -> None:
         super().__init__(scale=scale)
+        for name in ("dim", "groups", "blocks", "match_dim", "value_dim", "heads", "window"):
+            if self.hparams[name] < 1:
+                raise SRError(f"{name} must be at least 1, not {self.hparams[name]}")
         self.multiple_of = window
         self.window = window
-        self.sparsity = sparsity
         self.embed = nn.Conv2d(3, dim, 3, padding=1)
         self.groups = nn.ModuleList(
             Group(dim, blocks, SparseAttention(dim, match_dim, value_dim, heads, window, topk, radius))
@@ -272,6 +275,15 @@ class SparseSR(SRNetwork):
         self.base = BicubicUpsample(3, scale)
         # An attention layer reaches to the far edge of the farthest window, a convolution one pixel on.
         self.receptive_field = 2 + groups * (2 * blocks + 1 + (radius + 1) * window)
+
+    @property
+    def sparsity(self) -> float:
+        """Texture up to which windows skip attention; saved with the network."""
+        return self.hparams["sparsity"]
+
+    @sparsity.setter
+    def sparsity(self, value: float) -> None:
+        self.hparams["sparsity"] = float(value)
 
     def upscale(self, lq: Tensor) -> Tensor:
         gate = texture(lq, self.window).flatten()
@@ -286,7 +298,8 @@ class SparseSR(SRNetwork):
         choice = None
         for group in self.groups:
             features, choice = group(features, gate, choice, kept)
-        return self.base(lq) + F.pixel_shuffle(self.head(features + shallow), self.scale)
+        residual = F.pixel_shuffle(self.head(features + shallow), self.scale)
+        return self.base(lq) + residual.to(lq.dtype)
 
 
 class Group(nn.Module):

@@ -49,6 +49,8 @@ class PictureSet(ABC):
     """
 
     def __init__(self, name: str) -> None:
+        if not name or "/" in name or "\\" in name:
+            raise SRError(f"the name of a picture set goes into file names, and cannot be {name!r}; give another")
         self.name = name
         self.scale = 0
         self._pictures: list[Picture] = []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
@@ -30,9 +32,6 @@ class SRDataModule(LightningDataModule):
     interruptions, and a data set may be smaller than one batch.
     """
 
-    # A benchmark may have fewer pictures than there are processes.
-    allow_zero_length_dataloader_with_multiple_devices = True
-
     def __init__(
         self,
         train: PictureSet | list[PictureSet],
@@ -41,7 +40,7 @@ class SRDataModule(LightningDataModule):
         batch_size: int,
         val: list[PictureSet] | None = None,
         num_workers: int = 0,
-        seed: int = 0,
+        seed: int | None = None,
         cache: bool = True,
     ) -> None:
         """Keep the settings; folders are read in :meth:`setup`.
@@ -53,7 +52,7 @@ class SRDataModule(LightningDataModule):
             batch_size: patches of one forward pass over all devices together.
             val: picture sets to validate on, with different names.
             num_workers: processes per device that cut patches; 0 cuts them in the training process.
-            seed: of the patches drawn.
+            seed: of the patches drawn. Default: the run's ``seed_everything``.
             cache: decode all pictures into memory before the first step (a 2-megapixel picture takes 6 MB, or 8 MB
                 with its LQ at scale 2); otherwise decode one for every patch.
         """
@@ -64,7 +63,7 @@ class SRDataModule(LightningDataModule):
         self.gt_size = gt_size
         self.batch_size = batch_size
         self.num_workers = num_workers
-        self.seed = seed
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.cache = cache
         self._train: PatchDataset | None = None
         self._val: list[PictureDataset] | None = None
@@ -95,7 +94,7 @@ class SRDataModule(LightningDataModule):
             train.load()
             self._train = train
         if self._val is None:
-            val = [PictureDataset(s, range(self._rank, len(s), self._world_size)) for s in self.val_sets]
+            val = [PictureDataset(s, self._rank, self._world_size) for s in self.val_sets]
             if self.cache:
                 for dataset in val:
                     dataset.load()
@@ -139,7 +138,7 @@ class SRDataModule(LightningDataModule):
     def val_dataloader(self) -> list[DataLoader]:
         """One loader for each validation set, in their order, one whole picture a batch.
 
-        Each process gets every ``world_size``-th picture, so none counts twice.
+        Each process gets every ``world_size``-th picture; none counts twice.
         """
         if self._val is None:
             self.setup("validate")
@@ -158,8 +157,8 @@ class SRDataModule(LightningDataModule):
         ]
 
     def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
-        """uint8 -> float32 in [0, 1], on the device, where it costs a quarter of the transfer; ``name`` is kept."""
-        return {k: v.float() / 255 if isinstance(v, Tensor) else v for k, v in batch.items()}
+        """uint8 -> float32 in [0, 1], on the device, where it costs a quarter of the transfer; the rest is kept."""
+        return {k: v.float() / 255 if isinstance(v, Tensor) and v.dtype == torch.uint8 else v for k, v in batch.items()}
 
     def _batches_total(self) -> int:
         """Batches of the whole run."""

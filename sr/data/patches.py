@@ -143,17 +143,25 @@ class PatchDataset(Dataset):
 
 
 class PictureDataset(Dataset):
-    """The whole pictures of a set: ``{"lq": uint8 (3, h, w), "gt": uint8 (3, H, W), "name": str}``, RGB."""
+    """The whole pictures of a set, or one process's share of them.
 
-    def __init__(self, pictures: PictureSet, indices: Sequence[int] | None = None) -> None:
+    A sample is ``{"lq": uint8 (3, h, w), "gt": uint8 (3, H, W), "name": str, "counts": bool}``, RGB. Every process has
+    equally many, since they wait for one another; where the pictures do not suffice, a process gets the first picture
+    again, with ``counts`` false.
+    """
+
+    def __init__(self, pictures: PictureSet, rank: int = 0, world_size: int = 1) -> None:
         """Choose the pictures; nothing is decoded yet.
 
         Args:
             pictures: a prepared set.
-            indices: which of them, in which order; default: all.
+            rank: number of this process.
+            world_size: number of processes, among which the pictures are dealt out.
         """
         self.pictures = pictures
-        self.indices = range(len(pictures)) if indices is None else indices
+        self.own = len(range(rank, len(pictures), world_size))
+        surplus = -(-len(pictures) // world_size) - self.own
+        self.indices = [*range(rank, len(pictures), world_size), *[0] * surplus]
         self._pairs: list[Pair] | None = None
 
     def load(self) -> None:
@@ -171,7 +179,7 @@ class PictureDataset(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         i = self.indices[index]
         lq, gt = self.pictures.pair(i) if self._pairs is None else self._pairs[index]
-        return {"lq": lq, "gt": gt, "name": self.pictures.names[i]}
+        return {"lq": lq, "gt": gt, "name": self.pictures.names[i], "counts": index < self.own}
 
 
 def _turn(x: Tensor, symmetry: int) -> Tensor:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -114,8 +115,8 @@ def test_validation_pictures_are_split_without_double_counting(make_pictures: Ma
             loaders = data.val_dataloader()
             for k, loader in enumerate(loaders):
                 assert isinstance(loader.sampler, DistributedSampler)  # or Lightning splits the pictures again
-                assert len(loader) == len(range(rank, len(sets[k]), world))
-                names[k] += [n for batch in loader for n in batch["name"]]
+                assert len(loader) == math.ceil(len(sets[k]) / world)  # equally many: processes wait for one another
+                names[k] += [batch["name"][0] for batch in loader if batch["counts"].item()]
         assert sorted(names[0]) == ["0", "1", "2", "3"] and sorted(names[1]) == ["x", "y"]
 
 
@@ -322,4 +323,4 @@ def test_two_processes_share_the_batches_of_one(picture_folder: Path, tmp_path: 
     seen, names = torch.load(tmp_path / "seen.pt")
     together = seen.reshape(2, 3, 2, 3, 16, 16).transpose(0, 1).reshape(12, 3, 16, 16)  # rank, step -> step, rank
     assert torch.equal(together.to(torch.uint8), samples(picture_folder, range(12)))
-    assert int(names.sum()) == 3 and sorted(names.flatten().tolist()) == [1, 2]
+    assert names.flatten().tolist() == [2, 2]

@@ -156,11 +156,12 @@ def test_an_unreadable_picture_is_named_before_training(make_pictures: MakePictu
 
 def test_picture_dataset_gives_whole_pictures_with_names(picture_folder: Path) -> None:
     pictures = find_pictures(picture_folder, 2)
-    data = PictureDataset(pictures, range(1, 3))
+    data = PictureDataset(pictures, rank=0, world_size=2)
     assert len(data) == 2
     before = data[1]
     data.load()
     for sample in (before, data[1]):
-        assert sample["name"] == "sub/c"
+        assert sample["name"] == "sub/c" and sample["counts"]
         assert torch.equal(sample["lq"], pictures.pair(2)[0]) and torch.equal(sample["gt"], pictures.pair(2)[1])
     assert len(PictureDataset(pictures)) == 3
+    assert [s["counts"] for s in PictureDataset(pictures, rank=1, world_size=2)] == [True, False]  # a stand-in
