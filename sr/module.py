@@ -94,7 +94,7 @@ class SRModule(LightningModule):
             total = total + loss.weight * value
             self.log(f"train/{loss.name}", value)
         self.log("train/loss", total)
-        self.log("step", self.trainer.global_step + 1.0)  # what the loggers count by: optimiser steps, this one included
+        self.log("step", self.trainer.global_step + 1.0)  # loggers count optimiser steps, this one included
         return total
 
     def optimizer_step(

@@ -46,7 +46,7 @@ PRETRAINED: dict[str, PretrainedWeights] = {
         PretrainedWeights(
             name="sparsesr_t_x2.quickstart",
             scale=2,
-            sha256="f62cf6d12ceae08a4b5d41fc73e1c86e74aee6a56a0bd644eb1b6f081995d32b",
+            sha256="d8d1520099f69474f4c0a2659834d13e9d53c5fa463dad8d8bdfb8b02ee0b39b",
             licence="Apache-2.0",
             recipe="configs/quickstart.yaml",
             data="datasets/sample/train (CC0 and CC-BY photographs, datasets/sample/LICENCES.csv)",

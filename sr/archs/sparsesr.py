@@ -9,7 +9,7 @@ starts at zero, an untrained network is bicubic (but for two pixels at the borde
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +57,10 @@ def from_windows(x: Tensor, window: int) -> Tensor:
     return x.flatten(4, 5).flatten(2, 3)
 
 
-def similar_windows(descriptor: Tensor, topk: int, radius: int) -> tuple[Tensor, Tensor]:
+Choice = tuple[Tensor, Tensor]  # index and weight, as similar_windows returns them
+
+
+def similar_windows(descriptor: Tensor, topk: int, radius: int) -> Choice:
     """For each window, itself and the ``topk`` most similar ones among its neighbours, by cosine similarity.
 
     Candidates are the windows at most ``radius`` windows away in each direction: the cost is linear in the number of
@@ -147,9 +150,7 @@ class SparseAttention(nn.Module):
         self.log_temperature = nn.Parameter(torch.tensor(math.log(10.0)))
         self.proj = nn.Conv2d(2 * value_dim, dim, 1)
 
-    def forward(
-        self, x: Tensor, gate: Tensor, choice: tuple[Tensor, Tensor] | None, kept: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor, gate: Tensor, choice: Choice | None, kept: Tensor | None) -> tuple[Tensor, Choice]:
         """Apply the layer.
 
         Args:
@@ -241,6 +242,8 @@ class SparseSR(SRNetwork):
         radius: how many windows away these may be.
         sparsity: windows whose :func:`texture` is at most this, in [0, 1], skip attention. May be changed at any time:
             ``network.sparsity = 0.5``. 0 is the same function as attention everywhere.
+        mixer: ``depthwise`` replaces each attention layer by a depth-wise 3x3 convolution, to tell what attention is
+            worth.
     """
 
     def __init__(
@@ -257,6 +260,7 @@ class SparseSR(SRNetwork):
         topk: int = 2,
         radius: int = 2,
         sparsity: float = 0.0,
+        mixer: Literal["attention", "depthwise"] = "attention",
     ) -> None:
         super().__init__(scale=scale)
         for name in ("dim", "groups", "blocks", "match_dim", "value_dim", "heads", "window"):
@@ -265,10 +269,13 @@ class SparseSR(SRNetwork):
         self.multiple_of = window
         self.window = window
         self.embed = nn.Conv2d(3, dim, 3, padding=1)
-        self.groups = nn.ModuleList(
-            Group(dim, blocks, SparseAttention(dim, match_dim, value_dim, heads, window, topk, radius))
-            for _ in range(groups)
-        )
+        self.groups = nn.ModuleList()
+        for _ in range(groups):
+            if mixer == "attention":
+                layer: nn.Module = SparseAttention(dim, match_dim, value_dim, heads, window, topk, radius)
+            else:
+                layer = DepthwiseMixer(dim)
+            self.groups.append(Group(dim, blocks, layer))
         self.head = nn.Conv2d(dim, 3 * scale**2, 3, padding=1)
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
@@ -303,18 +310,27 @@ class SparseSR(SRNetwork):
 
 
 class Group(nn.Module):
-    """A few residual blocks, then one attention layer."""
+    """A few residual blocks, then one layer that mixes more widely."""
 
-    def __init__(self, dim: int, blocks: int, attention: SparseAttention) -> None:
+    def __init__(self, dim: int, blocks: int, mixer: nn.Module) -> None:
         super().__init__()
         self.blocks = nn.Sequential(*(ResidualBlock(dim) for _ in range(blocks)))
-        self.attention = attention
+        self.mixer = mixer
 
-    def forward(
-        self, x: Tensor, gate: Tensor, choice: tuple[Tensor, Tensor] | None, kept: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        features, choice = self.attention(self.blocks(x), gate, choice, kept)
+    def forward(self, x: Tensor, gate: Tensor, choice: Choice | None, kept: Tensor | None) -> tuple[Tensor, Choice]:
+        features, choice = self.mixer(self.blocks(x), gate, choice, kept)
         return features, choice
+
+
+class DepthwiseMixer(nn.Module):
+    """What stands in for attention in the ablation: a depth-wise 3x3 convolution beside the identity."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, x: Tensor, gate: Tensor, choice: None, kept: Tensor | None) -> tuple[Tensor, None]:
+        return x + self.conv(x), None
 
 
 @register_arch
