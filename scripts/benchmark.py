@@ -1,0 +1,125 @@
+"""Measure what the networks cost: ``python scripts/benchmark.py attention``."""
+
+import argparse
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import sr
+from sr.archs.sparsesr import SparseAttention, from_windows, to_windows
+from sr.errors import run_script
+from sr.profiling import Job, alternate, extra_memory
+
+
+class DenseAttention(SparseAttention):
+    """The same function, computed densely over all candidate windows, then masked; the scores are written out."""
+
+    fused = False
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """(N, C, Hw, Ww, ...) -> each window's (2 radius + 1)² neighbours, itself included, zero beyond the border."""
+        reach = 2 * self.radius + 1
+        x = F.pad(x, (0, 0, *(self.radius,) * 4)) if x.dim() == 4 else F.pad(x, (0, 0, 0, 0, *(self.radius,) * 4))
+        return x.unfold(1, reach, 1).unfold(2, reach, 1).flatten(-2).movedim(-1, 3)
+
+    def forward(self, x, gate, choice, kept):  # type: ignore[no-untyped-def]
+        match, value = self.features(x).split((self.match_dim, self.proj.in_channels // 2), 1)
+        value = F.gelu(value)
+        match = F.normalize(match, dim=1) * (0.5 * self.log_temperature).exp()
+        m, v = to_windows(match, self.window), to_windows(value, self.window)  # (N, Hw, Ww, T, C)
+        n, height, width, tokens, _ = m.shape
+        own = torch.arange(1, height * width + 1, device=x.device).view(1, height, width, 1)
+        candidates = self._windows(own.float())[..., 0]  # (1, Hw, Ww, 25), counted from 1; 0: none there
+        descriptor = F.normalize(m.mean(3), dim=-1)
+        score = torch.einsum("nhwc,nhwkc->nhwk", descriptor, self._windows(descriptor))
+        is_own = candidates == own
+        best = score.masked_fill((candidates == 0) | is_own, -2.0).topk(self.topk, dim=-1).indices
+        chosen = is_own.expand(n, -1, -1, -1).scatter(-1, best, True)
+        weight = torch.where(is_own, 1.0, 0.5 + 0.5 * score) * chosen
+        k, values = self._windows(m).flatten(3, 4), (self._windows(v) * weight[..., None, None]).flatten(3, 4)
+        mask = chosen.repeat_interleave(tokens, -1)[..., None, :]  # (N, Hw, Ww, 1, 25 T)
+        if not self.fused:
+            out = (m @ k.transpose(-1, -2)).masked_fill(~mask, float("-inf")).softmax(-1) @ values
+        else:
+            q, k, values, mask = (t.flatten(0, 2)[:, None] for t in (m, k, values, mask))
+            out = F.scaled_dot_product_attention(q, k, values, attn_mask=mask, scale=1.0)[:, 0]
+            out = out.view(n, height, width, tokens, -1)
+        out = out * gate.view(n, height, width, 1, 1)
+        return x + self.proj(torch.cat((from_windows(out, self.window), value), 1)), choice
+
+
+class DenseMasked(DenseAttention):
+    """The same with fused attention, which takes the mask."""
+
+    fused = True
+
+
+def layer(form: str, size: int) -> Callable[[], Tensor]:
+    """One attention layer of sparsesr_s on size x size features: sparse, masked (fused) or dense (explicit)."""
+    torch.manual_seed(0)
+    network = sr.create_model("sparsesr_s").eval()
+    module = copy.deepcopy(network.groups[0].mixer).to(memory_format=torch.channels_last)  # type: ignore[union-attr,index]
+    if form != "sparse":
+        module.__class__ = DenseMasked if form == "masked" else DenseAttention
+    x = torch.randn(1, 48, size, size).contiguous(memory_format=torch.channels_last)
+    gate = torch.ones((size // module.window) ** 2)
+    return torch.inference_mode()(lambda: module(x, gate, None, None)[0])
+
+
+def picture_job(name: str, size: int, texture: float, sparsity: float) -> Callable[[], Tensor]:
+    """A whole x4 network on a size x size picture that is flat (texture 0) or noise."""
+    torch.manual_seed(0)
+    network = sr.create_model(name, scale=4).eval().to(memory_format=torch.channels_last)
+    network.sparsity = sparsity  # type: ignore[assignment]
+    lq = (0.5 + texture * (torch.rand(1, 3, size, size) - 0.5)).contiguous(memory_format=torch.channels_last)
+    return torch.inference_mode()(lambda: network(lq))
+
+
+def attention(args: argparse.Namespace) -> None:
+    """What sparsity saves: against dense attention, with the picture's size, and on flat pictures."""
+    forms = ("sparse", "masked", "dense")
+    jobs: dict[str, Job] = {form: layer(form, 256) for form in forms}
+    expected = layer("sparse", 256)()
+    for form in forms[1:]:
+        print(f"largest difference of {form} from sparse: {(layer(form, 256)() - expected).abs().max():.1e}")
+    seconds = alternate(jobs, args.repeats)
+    memory = {form: extra_memory(layer, form, 256) for form in forms}
+    print("\n| attention layer, 256x256 features | time | | extra memory | |\n|---|---|---|---|---|")
+    for form in forms:
+        slower, larger = seconds[form] / seconds["sparse"], memory[form] / memory["sparse"]
+        print(f"| {form} | {1000 * seconds[form]:.1f} ms | {slower:.1f}x | {memory[form]:.0f} MiB | {larger:.1f}x |")
+
+    print("\n| network, x4 | 256x256 | 512x512 | growth |\n|---|---|---|---|")
+    for name in args.models:
+        seconds = alternate({str(s): picture_job(name, s, 1.0, 0.0) for s in (256, 512)}, args.repeats)
+        memory = {str(s): extra_memory(picture_job, name, s, 1.0, 0.0) for s in (256, 512)}
+        for what, values, unit, factor in (("time", seconds, "ms", 1000), ("extra memory", memory, "MiB", 1)):
+            small, large = factor * values["256"], factor * values["512"]
+            print(f"| {name}, {what} | {small:.0f} {unit} | {large:.0f} {unit} | {large / small:.2f}x |")
+
+    print("\n| sparsity 0.05, 512x512 | textured | flat | ratio |\n|---|---|---|---|")
+    for name in args.models:
+        jobs = {kind: picture_job(name, 512, t, 0.05) for kind, t in (("textured", 1.0), ("flat", 0.0))}
+        seconds = alternate(jobs, args.repeats)
+        row = " | ".join(f"{1000 * value:.0f} ms" for value in seconds.values())
+        print(f"| {name} | {row} | {seconds['textured'] / seconds['flat']:.2f}x |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("attention", help=attention.__doc__, description=attention.__doc__)
+    command.add_argument("--models", nargs="+", default=["sparsesr_t", "sparsesr_s"])
+    command.set_defaults(run=attention)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.run(args)
+
+
+if __name__ == "__main__":
+    run_script(main)
