@@ -17,13 +17,13 @@ ROWS = [
     ["registry", "weights"],
     ["archs", "degradations", "losses", "metrics", "schedules"],
     ["checkpoint", "data"],
-    ["inference", "evaluation", "preview", "profiling", "export"],
-    ["module", "callbacks"],
+    ["inference", "evaluation", "preview", "attention_map", "profiling", "export"],
+    ["module", "callbacks", "logs"],
     ["config_errors"],
     ["cli"],
 ]
 IN_ORDER = {("weights", "registry"), ("evaluation", "inference"), ("callbacks", "module")}
-LIGHTNING = {"module", "callbacks", "cli", "data"}  # of data only sr/data/module.py
+LIGHTNING = {"module", "callbacks", "logs", "cli", "data"}  # of data only sr/data/module.py
 
 
 def row_of(part: str) -> int:
