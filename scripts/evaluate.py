@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import sr
+from sr.archs.sparsesr import set_sparsity
 from sr.data import find_pictures
 from sr.errors import run_script
 from sr.evaluation import evaluate, mean
@@ -17,12 +18,15 @@ def main() -> None:
     parser.add_argument("--scale", type=int, help="must be the network's; default: the network's")
     parser.add_argument("--crop-border", type=int, help="pixels shaved off each side (default: the scale)")
     parser.add_argument("--tile", type=int, help="edge of a tile in input pixels, 0: none (default)")
+    parser.add_argument("--sparsity", type=float, help="SparseSR: texture up to which windows skip attention, 0 to 1")
     parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
     args = parser.parse_args()
 
     network = sr.load(args.model)
     if args.scale not in (None, network.scale):
         raise sr.SRError(f"{args.model} enlarges {network.scale} times, not {args.scale}")
+    if args.sparsity is not None:
+        set_sparsity(network, args.sparsity)
     upscaler = sr.Upscaler(network, tile=args.tile or None, device=args.device)
     crop = network.scale if args.crop_border is None else args.crop_border
     sets = [find_pictures(root, network.scale) for root in args.data]

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 import sr
+from sr.archs.sparsesr import set_sparsity
 from sr.errors import run_script
 from sr.image import check_output, open_image, save_image, working_mode
 from sr.weights import default_weights
@@ -16,6 +17,7 @@ def main() -> None:
     parser.add_argument("-s", "--scale", type=int, help="pick installed weights of this scale (default: the first)")
     parser.add_argument("-o", "--output", type=Path, help="default: IMAGE_x2.png beside the picture")
     parser.add_argument("--tile", type=int, default=256, help="edge of a tile in input pixels, 0: none (default: 256)")
+    parser.add_argument("--sparsity", type=float, help="SparseSR: texture up to which windows skip attention, 0 to 1")
     parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
     args = parser.parse_args()
 
@@ -23,6 +25,8 @@ def main() -> None:
     network = sr.load(args.model or default_weights(args.scale).name)
     if args.scale not in (None, network.scale):
         raise sr.SRError(f"{args.model} enlarges {network.scale} times, not {args.scale}; leave -s out")
+    if args.sparsity is not None:
+        set_sparsity(network, args.sparsity)
     mode = working_mode(image)
     suffix = ".tif" if mode == "F" else ".png"
     output = args.output or args.image.with_name(f"{args.image.stem}_x{network.scale}{suffix}")

@@ -68,6 +68,7 @@ def test_upscale_keeps_what_belongs_to_the_picture(picture):
         (["image.png", "-o", "out.xyz"], "suffix '.xyz'"),
         (["image.png", "--tile", "-3"], "at least 1 pixel"),
         (["image.png", "--device", "abacus"], "abacus"),
+        (["image.png", "--sparsity", "2"], "sparsity lies in [0, 1]"),
     ],
 )
 def test_mistakes_in_upscaling_take_one_line_and_leave_nothing(picture, args, message):

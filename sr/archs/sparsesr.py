@@ -104,7 +104,8 @@ def _neighbours(x: Tensor, reach: int, dim: int) -> Tensor:
 def texture(lq: Tensor, window: int) -> Tensor:
     """How much a window has to gain from attention: 0 where it is flat, towards 1 where it is textured.
 
-    ``1 - exp(-variance / s²)`` of the mean of the channels, with s = 4/255: about the strength of visible noise.
+    ``variance / (variance + s²)`` of the mean of the channels, with s = 4/255: about the strength of visible noise.
+    A standard deviation of 4, 8, 16, 32 grey levels of 255 gives 0.5, 0.8, 0.94, 0.98.
 
     Args:
         lq: (N, C, H, W), [0, 1]; H and W are multiples of ``window``.
@@ -115,7 +116,8 @@ def texture(lq: Tensor, window: int) -> Tensor:
     grey = lq.float().mean(1)
     mean = F.avg_pool2d(grey, window)
     variance = F.avg_pool2d((grey - 0.5).square(), window) - (mean - 0.5).square()
-    return -torch.expm1(-variance.clamp_min(0) * (255 / 4) ** 2)
+    variance = variance.clamp_min(0)
+    return variance / (variance + (4 / 255) ** 2)
 
 
 class SparseAttention(nn.Module):
@@ -331,6 +333,19 @@ class DepthwiseMixer(nn.Module):
 
     def forward(self, x: Tensor, gate: Tensor, choice: None, kept: Tensor | None) -> tuple[Tensor, None]:
         return x + self.conv(x), None
+
+
+def set_sparsity(network: SRNetwork, value: float) -> None:
+    """Set ``network.sparsity``, for scripts.
+
+    Raises:
+        SRError: not a SparseSR, or a value outside [0, 1].
+    """
+    if not isinstance(network, SparseSR):
+        raise SRError(f"{type(network).__name__} has no sparsity to set; leave --sparsity out")
+    if not 0 <= value <= 1:
+        raise SRError(f"sparsity lies in [0, 1], not {value}")
+    network.sparsity = value
 
 
 @register_arch
