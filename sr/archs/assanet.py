@@ -10,7 +10,7 @@ function is the published one, computed with less memory traffic:
 * the border of zeros that a 3x3 stencil needs is added before the (bias-free) 1x1 convolution in front of it, where the
   map is two to four times narrower;
 * queries and keys are not normalised as maps: their norms divide the C x C matrix of their products;
-* that matrix and the 1x1 convolution behind the attention are multiplied first, so that each tile's values are read once.
+* that matrix and the 1x1 convolution behind the attention are multiplied first, so that a tile's values are read once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sr.archs.stencils import channel_norm, dynamic_conv, gated_conv, tracing
+from sr.archs.stencils import channel_norm, dynamic_conv, gated_conv, project, tracing
 from sr.network import SRNetwork
 from sr.registry import register_arch
 
@@ -36,46 +36,27 @@ _TILE = {
 
 
 class _Axis:
-    """One axis of the picture, covered by tiles of equal size: even steps, and the last tile ends where the picture does."""
+    """One axis of the picture under tiles of equal size: even steps, and the last tile ends where the picture does."""
 
     def __init__(self, size: int, tile: int, device: torch.device) -> None:
         self.size = size
-        self.edge = torch.sym_min(size, tile)
-        steps = torch.sym_max((size + tile - 1) // tile - 1, 1)
-        step = torch.sym_max((size - self.edge + steps - 1) // steps, 1)
-        # Rounding the step up may reach the end with fewer tiles than planned, in pictures of more than `tile` tiles.
-        self.count = (size - self.edge + step - 1) // step + 1
-        self.traced = tracing()
-        if not self.traced:
-            self.starts = [*range(0, size - self.edge, step), size - self.edge]
-            cover = torch.zeros(size, device=device)
-            for start in self.starts:
-                cover[start : start + self.edge] += 1
-            self.weight = 1 / cover
-            return
-        # A graph that holds for any size cannot loop over tiles: it looks up indices instead. A pixel lies in `first` to
-        # `last`; a third tile between them (edges of more than about tile^2 pixels) is left out of the mean.
-        starts = (torch.arange(self.count, device=device) * step).clamp(max=size - self.edge)
-        self.gather = (starts[:, None] + torch.arange(self.edge, device=device)).flatten()
-        at = torch.arange(size, device=device)
-        last = torch.where(at >= size - self.edge, self.count - 1, at // step)
-        first = (torch.div(at - self.edge, step, rounding_mode="floor") + 1).clamp(min=0).minimum(last)
-        self.first, self.last = (tile * self.edge + at - starts[tile] for tile in (first, last))
+        self.edge = min(size, tile)
+        step = max(-(-(size - self.edge) // max(-(-size // tile) - 1, 1)), 1)
+        self.starts = [*range(0, size - self.edge, step), size - self.edge]
+        cover = torch.zeros(size, device=device)
+        for start in self.starts:
+            cover[start : start + self.edge] += 1
+        self.weight = 1 / cover
 
     def cut(self, x: Tensor, dim: int, to: int) -> Tensor:
         """Split axis ``dim`` (negative) into tiles; their number becomes a new axis at ``to``."""
-        if self.traced:
-            return x.index_select(dim, self.gather).unflatten(dim, (self.count, self.edge)).movedim(dim - 1, to)
-        if self.count == 1:
+        if len(self.starts) == 1:
             return x.unsqueeze(to)
         return torch.stack([x.narrow(dim, start, self.edge) for start in self.starts], to)
 
     def paste(self, tiles: Tensor, dim: int, to: int) -> Tensor:
         """Undo :meth:`cut`; pixels that lie in several tiles get the mean."""
-        if self.traced:
-            x = tiles.movedim(to, dim - 1).flatten(dim - 1, dim)
-            return (x.index_select(dim, self.first) + x.index_select(dim, self.last)) / 2
-        if self.count == 1:
+        if len(self.starts) == 1:
             return tiles.squeeze(to)
         shape = list(tiles.select(to, 0).shape)
         shape[dim] = self.size
@@ -85,11 +66,49 @@ class _Axis:
         return x.mul_(self.weight.to(x.dtype).view(-1, *[1] * (-1 - dim)))
 
 
+def _max(a: int, b: int) -> int:
+    return cast(int, torch.sym_max(a, b))  # unlike max, makes no branch on a size that is a symbol
+
+
+class _TracedAxis:
+    """The same for a graph that holds for any size: no branch and no loop over tiles, which would tie it to one size.
+
+    Tiles have the full edge also where the picture is smaller, filled up with zeros, which add nothing to a statistic.
+    The last tile comes twice, so that there never is just one. A pixel lies in the tiles ``first`` to ``last``; a
+    third between them, which only edges of more than about tile^2 pixels have, is left out of the mean.
+    """
+
+    def __init__(self, size: int, tile: int, device: torch.device) -> None:
+        count = (size + tile - 1) // tile
+        steps, rest = _max(count - 1, 1), _max(size - tile, 0)
+        step = _max((rest + steps - 1) // steps, 1)
+        starts = (torch.arange(count + 1, device=device) * step).clamp(max=rest)
+        at = torch.arange(size, device=device)
+        last = torch.where(at >= rest, count - 1, at // step)
+        first = (torch.div(at - tile, step, rounding_mode="floor") + 1).clamp(min=0).minimum(last)
+        self.overlap = [(index, at - starts[index]) for index in (first, last)]  # tile, and place in it, of each pixel
+        pixels = starts[:, None] + torch.arange(tile, device=device)
+        self.inside = pixels < size
+        self.pixels = pixels.clamp(max=size - 1)
+
+    # Indexing by a table, not index_select and a reshape: an export with bounded sizes cannot prove that these fit.
+
+    def cut(self, x: Tensor, dim: int, to: int) -> Tensor:
+        tiles = x.movedim(dim, -1)[..., self.pixels] * self.inside.to(x.dtype)
+        return tiles.movedim((-2, -1), (to, dim))
+
+    def paste(self, tiles: Tensor, dim: int, to: int) -> Tensor:
+        table = tiles.movedim((to, dim), (-2, -1))
+        first, last = (table[..., tile, place] for tile, place in self.overlap)
+        return ((first + last) / 2).movedim(-1, dim)
+
+
 class _Tiles:
     """The picture as a grid of overlapping tiles (the paper's test-time local converter)."""
 
     def __init__(self, h: int, w: int, tile: int, device: torch.device) -> None:
-        self.rows, self.columns = _Axis(h, tile, device), _Axis(w, tile, device)
+        axis = _TracedAxis if tracing() else _Axis
+        self.rows, self.columns = axis(h, tile, device), axis(w, tile, device)
 
     def cut(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, rows, columns, C, h, w)."""
@@ -100,24 +119,20 @@ class _Tiles:
         return self.rows.paste(self.columns.paste(tiles, -1, 2), -2, 1)
 
 
-def _pointwise(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """1x1 convolution without bias, as a matrix product: a CPU's convolution would reorder the map before and after."""
-    return torch.matmul(conv.weight.flatten(1), x.flatten(2)).unflatten(2, x.shape[2:])
-
-
-def _bordered(x: Tensor) -> Tensor:
-    return F.pad(x, (1, 1, 1, 1))
-
-
 class ChannelNorm(nn.Module):
-    """Layer normalisation over channels of (N, C, H, W)."""
+    """Layer normalisation over channels of (N, C, H, W), and a border of one pixel of zeros around the result."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.body = nn.LayerNorm(dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return channel_norm(x, self.body.weight, self.body.bias, self.body.eps)
+    def projected(self, x: Tensor, conv: nn.Conv2d) -> Tensor:
+        """Normalise, add the border, and convolve 1x1: (N, C, H, W) -> (N, D, H+2, W+2)."""
+        return project(_bordered_norm, conv.weight, x, self.body.weight, self.body.bias)
+
+
+def _bordered_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.pad(channel_norm(x, weight, bias), (1, 1, 1, 1))
 
 
 class DynamicConv(nn.Module):
@@ -141,9 +156,9 @@ class SparseAttention(nn.Module):
         self.dynamic_conv = DynamicConv(2 * dim)
         self.project_out = nn.Conv2d(dim, dim, 1, bias=False)
 
-    def forward(self, x: Tensor, tiles: _Tiles | None) -> Tensor:
+    def forward(self, x: Tensor, norm: ChannelNorm, tiles: _Tiles | None) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W); statistics of each tile, or of the whole picture."""
-        q, v = self.dynamic_conv(_pointwise(_bordered(x), self.project_in)).chunk(2, 1)
+        q, v = self.dynamic_conv(norm.projected(x, self.project_in)).chunk(2, 1)
         if tiles is None:
             return self._attend(q, v)
         return tiles.paste(self._attend(tiles.cut(q), tiles.cut(v)))
@@ -156,9 +171,10 @@ class SparseAttention(nn.Module):
         length_q, length_v = (
             torch.linalg.vector_norm(m, dim=-1, keepdim=True, dtype=wide).clamp_min(1e-12) for m in (q, v)
         )
-        cosine = (q @ v.mT) / (length_q * length_v.mT)
+        cosine = (q @ v.transpose(-1, -2)) / (length_q * length_v.transpose(-1, -2))
         weights = F.relu(cosine * self.temperature).to(v.dtype)
-        return ((self.project_out.weight.flatten(1) @ weights) @ v).unflatten(-1, edges)
+        folded = self.project_out.weight.flatten(1).expand_as(weights) @ weights
+        return (folded @ v).unflatten(-1, edges)
 
 
 class GatedFeedForward(nn.Module):
@@ -171,8 +187,9 @@ class GatedFeedForward(nn.Module):
         self.dwconv = nn.Conv2d(2 * hidden, 2 * hidden, 3, groups=2 * hidden, bias=False)
         self.project_out = nn.Conv2d(hidden, dim, 1, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _pointwise(gated_conv(_pointwise(_bordered(x), self.project_in), self.dwconv.weight), self.project_out)
+    def forward(self, x: Tensor, norm: ChannelNorm) -> Tensor:
+        """(N, C, H, W) -> (N, C, H, W)."""
+        return project(gated_conv, self.project_out.weight, norm.projected(x, self.project_in), self.dwconv.weight)
 
 
 class Block(nn.Module):
@@ -184,8 +201,8 @@ class Block(nn.Module):
         self.ffn = GatedFeedForward(dim, expansion)
 
     def forward(self, x: Tensor, tiles: _Tiles | None) -> Tensor:
-        x = x + self.attn(self.norm1(x), tiles)
-        return x + self.ffn(self.norm2(x))
+        x = x + self.attn(x, self.norm1, tiles)
+        return x + self.ffn(x, self.norm2)
 
 
 class Group(nn.Module):
@@ -249,8 +266,8 @@ class ASSANet(SRNetwork):
     def upscale(self, lq: Tensor) -> Tensor:
         """(N, 3, H, W) -> (N, 3, scale*H, scale*W), any H, W >= 1."""
         x = shallow = self.overlap_embed(lq - self.mean)
-        whole = self.training or self.tile is None
-        tiles = None if whole else _Tiles(*lq.shape[-2:], self.tile, lq.device)
+        h, w = lq.shape[-2:]
+        tiles = None if self.training or self.tile is None else _Tiles(h, w, self.tile, lq.device)
         *groups, conv = self.deep_feature_extraction
         for group in groups:
             x = group(x, tiles)
@@ -258,7 +275,7 @@ class ASSANet(SRNetwork):
 
     @classmethod
     def infer_hparams(cls, state_dict: Mapping[str, Tensor]) -> dict[str, Any] | None:
-        """Arguments of a published file; the size of the tiles, which no shape tells, is the one of the paper's variant."""
+        """Arguments of a published file; the tiles' edge, which no shape tells, is that of the paper's variant."""
         embed, last = state_dict.get("overlap_embed.0.proj.weight"), state_dict.get("upsample.0.weight")
         blocks = re.compile(
             r"deep_feature_extraction\.(\d+)\.body\.(\d+)\.attn\.dynamic_conv\.weight\.weight"

@@ -15,11 +15,12 @@ small picture is better off without. ``compile_kernels`` decides:
 * ``True``: compiled from the first call. ``False``: never.
 
 Where compiling fails, for want of a C++ compiler or of Triton, the eager form serves, and one line in the log says so.
-Under an outer ``torch.compile`` and in export the plain source is traced, never a compiled kernel.
+Under an outer ``torch.compile`` the plain source is traced, never a compiled kernel; exports get plain convolutions.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def tracing() -> bool:
 
 
 def _exporting() -> bool:
-    # is_exporting came with torch 2.7; before, every compilation counts as an export, and only loses the custom backward.
+    # is_exporting came with torch 2.7; before, a compilation counts as an export, and loses the custom backward only.
     recording = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
     return recording() or torch.jit.is_tracing()
 
@@ -83,6 +84,8 @@ class _Kernel:
 
     def _eager(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         n, channels, h, w = tensors[0].shape
+        if tensors[0].device.type != "cpu":  # a GPU prefers few and large launches
+            return self.source(*tensors)
         few = max(1, _CACHED_ELEMENTS // max(1, n * h * w))
         if few >= channels:
             return self.source(*tensors)
@@ -125,7 +128,7 @@ def _depthwise(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return (_taps(_wide(x), weight).to(x.dtype),)
 
 
-# --- dynamic convolution: y = sum_k (sum_j w_kj x_j) x_k, with x_k the map shifted to the k-th of nine neighbours --------
+# --- dynamic convolution: y = sum_k (sum_j w_kj x_j) x_k, with x_k the map shifted to the k-th of nine neighbours ----
 
 
 @_Kernel
@@ -174,7 +177,7 @@ def _quadratic_grad_weight(grad: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
 def _upper(weight: Tensor) -> Tensor:
     taps = _wide(weight).reshape(-1, 9, 9)
-    return taps.triu() + taps.tril(-1).mT
+    return taps.triu() + taps.tril(-1).transpose(-1, -2)
 
 
 class _DynamicConv(torch.autograd.Function):
@@ -189,7 +192,7 @@ class _DynamicConv(torch.autograd.Function):
         grad, dx, dw = grads[0].contiguous(), None, None
         if ctx.needs_input_grad[0]:
             upper = _upper(weight)
-            dx = _quadratic_grad_input(F.pad(grad, (2,) * 4), F.pad(x, (2,) * 4), upper + upper.mT)[0]
+            dx = _quadratic_grad_input(F.pad(grad, (2,) * 4), F.pad(x, (2,) * 4), upper + upper.transpose(-1, -2))[0]
         if ctx.needs_input_grad[1]:
             sums = iter(_quadratic_grad_weight(grad, x))
             triangle = {(k, j): next(sums) for k in range(9) for j in range(k, 9)}
@@ -205,13 +208,18 @@ def dynamic_conv(x: Tensor, weight: Tensor) -> Tensor:
     quadratic form p^T W p: 45 different products, and no map of taps.
 
     Args:
-        x: (N, C, H+2, W+2), any float type; the outer pixels are the border, zero where the picture is padded with zeros.
+        x: (N, C, H+2, W+2), any float type; the outer pixels are the border (zeros, for a picture padded with zeros).
         weight: (9*C, 1, 3, 3); row 9*c + k predicts tap k (row by row) of channel c.
 
     Returns:
         (N, C, H, W), of the type of ``x``, computed in float32 or better.
     """
-    return _quadratic(x, _upper(weight))[0] if _exporting() else _DynamicConv.apply(x, weight)
+    if not _exporting():
+        return _DynamicConv.apply(x, weight)
+    # Nine depth-wise convolutions: a fifth of the graph's nodes, and what other runtimes have fast kernels for.
+    filters = _upper(weight).to(x.dtype).unflatten(2, (3, 3)).split(1, 1)
+    products = [F.conv2d(x, f, groups=x.shape[1]) * _shift(x, k // 3, k % 3) for k, f in enumerate(filters)]
+    return functools.reduce(torch.add, products)
 
 
 # --- gated depth-wise convolution ------------------------------------------------------------------------------------
@@ -270,7 +278,10 @@ def gated_conv(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         (N, C, H, W), of the type of ``x``, computed in float32 or better.
     """
-    return _gated(*x.chunk(2, 1), *_halves(weight))[0] if _exporting() else _GatedConv.apply(x, weight)
+    if not _exporting():
+        return _GatedConv.apply(x, weight)
+    a, b = F.conv2d(x, weight, groups=x.shape[1]).chunk(2, 1)
+    return F.gelu(a) * b
 
 
 # --- layer normalisation over channels -------------------------------------------------------------------------------
@@ -314,3 +325,53 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 def channel_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """Layer normalisation over the channels of each pixel of ``x`` (N, C, H, W); weight and bias (C,)."""
     return _affine(x, weight, bias, eps) if tracing() else _ChannelNorm.apply(x, weight, bias, eps)
+
+
+# --- 1x1 convolution of a map that is not kept -----------------------------------------------------------------------
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, make: Callable[..., Tensor], weight: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, *inputs)
+        ctx.make = make
+        return _times(weight.flatten(1), make(*inputs))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (weight, *kept) = grads, ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        inputs = [t.detach().requires_grad_(need) for t, need in zip(kept, needed, strict=True)]
+        with torch.enable_grad():
+            made = ctx.make(*inputs)
+        # Under autocast the gradient is narrower than what was made and than the weight.
+        dw = (grad.flatten(2) @ made.detach().flatten(2).transpose(1, 2).to(grad.dtype)).sum(0)
+        back = _times(weight.flatten(1).t().to(grad.dtype), grad).to(made.dtype)
+        wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(made, wanted, back) if wanted else ())
+        return None, dw.view_as(weight).to(weight.dtype), *(next(found) if need else None for need in needed)
+
+
+def _times(matrix: Tensor, x: Tensor) -> Tensor:
+    return torch.matmul(matrix, x.flatten(2)).unflatten(2, x.shape[2:])
+
+
+def project(make: Callable[..., Tensor], weight: Tensor, *inputs: Tensor) -> Tensor:
+    """1x1 convolution of ``make(*inputs)``, which training makes again for the backward pass instead of keeping it.
+
+    Eager it is a matrix product, since a CPU's convolution reorders the map before and after.
+
+    Args:
+        make: a cheap function of ``inputs`` to a map (N, C, H, W), without random numbers.
+        weight: (D, C, 1, 1).
+        inputs: tensors.
+
+    Returns:
+        (N, D, H, W).
+    """
+    if tracing():
+        return F.conv2d(make(*inputs), weight)
+    if torch.is_grad_enabled():
+        return _Project.apply(make, weight, *inputs)
+    return _times(weight.flatten(1), make(*inputs))
