@@ -27,7 +27,7 @@ class DenseAttention(SparseAttention):
 
     def forward(self, x, gate, choice, kept):  # type: ignore[no-untyped-def]
         match, value = self.features(x).split((self.match_dim, self.proj.in_channels // 2), 1)
-        value = F.gelu(value)
+        value = F.relu(value)
         match = F.normalize(match, dim=1) * (0.5 * self.log_temperature).exp()
         m, v = to_windows(match, self.window), to_windows(value, self.window)  # (N, Hw, Ww, T, C)
         n, height, width, tokens, _ = m.shape

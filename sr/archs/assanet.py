@@ -28,11 +28,8 @@ from sr.archs.stencils import channel_norm, dynamic_conv, gated_conv, project, t
 from sr.network import SRNetwork
 from sr.registry import register_arch
 
-_TILE = {
-    2: 96,
-    3: 72,
-    4: 48,
-}  # low-resolution pixels, of the small and the base net; the large one's are half as large again
+# Edges by scale, in low-resolution pixels, of the small and the base net; the large one's are half as large again.
+_TILE = {2: 96, 3: 72, 4: 48}
 
 
 class _Axis:
@@ -281,10 +278,11 @@ class ASSANet(SRNetwork):
             r"deep_feature_extraction\.(\d+)\.body\.(\d+)\.attn\.dynamic_conv\.weight\.weight"
         ).fullmatch
         found = [(int(m[1]), int(m[2])) for m in map(blocks, state_dict) if m]
-        if embed is None or last is None or not found:
+        narrow = state_dict.get("deep_feature_extraction.0.body.0.ffn.project_out.weight")
+        if embed is None or last is None or narrow is None or not found:
             return None
         dim, scale = embed.shape[0], math.isqrt(last.shape[0] // 3)
-        hidden = state_dict["deep_feature_extraction.0.body.0.ffn.project_out.weight"].shape[1]
+        hidden = narrow.shape[1]
         count, depth = (max(index) + 1 for index in zip(*found, strict=True))
         tile = _published_tile(scale, large=dim == 160)
         return {"scale": scale, "dim": dim, "groups": count, "blocks": depth, "expansion": hidden // dim, "tile": tile}
