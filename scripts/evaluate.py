@@ -30,11 +30,12 @@ def main() -> None:
     upscaler = sr.Upscaler(network, tile=args.tile or None, device=args.device)
     crop = network.scale if args.crop_border is None else args.crop_border
     sets = [find_pictures(root, network.scale) for root in args.data]
-    for pictures in sets:
+    results = [evaluate(upscaler, pictures, crop) for pictures in sets]
+    for pictures, result in zip(sets, results, strict=True):
         print(f"{pictures.name}  x{network.scale}  PSNR_Y/SSIM_Y, crop {crop}, mean of per-picture values")
         print(f"{'picture':<24} {'bicubic':>15} {'model':>15} {'gain':>7}")
         scores = []
-        for score in evaluate(upscaler, pictures, crop):
+        for score in result:
             scores.append(score)
             print(_row(score.name, score.bicubic, score.model), flush=True)
         print(_row("mean", mean([s.bicubic for s in scores]), mean([s.model for s in scores])))

@@ -31,9 +31,9 @@ def main() -> None:
     suffix = ".tif" if mode == "F" else ".png"
     output = args.output or args.image.with_name(f"{args.image.stem}_x{network.scale}{suffix}")
     check_output(output, inputs=[args.image], mode=mode)
-    kept = {
-        key: image.info[key] for key in ("icc_profile", "exif", "dpi") if key in image.info and image.mode != "CMYK"
-    }
+    kept = {key: image.info[key] for key in ("icc_profile", "exif", "dpi") if key in image.info}
+    if image.mode in ("CMYK", "LAB", "YCbCr"):  # the result is RGB, for which the profile does not hold
+        kept.pop("icc_profile", None)
     save_image(sr.Upscaler(network, tile=args.tile or None, device=args.device)(image), output, **kept)
     print(f"{args.image} -> {output}")
 

@@ -168,6 +168,7 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "last.ckpt"
+        self.step = 0  # of the file; 0: none was written yet
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and trainer.state.fn == "fit":
@@ -182,6 +183,7 @@ class LastCheckpoint(Checkpoint):
     def save(self, trainer: Trainer) -> None:
         """Write the checkpoint, whole or not at all; every process takes part."""
         trainer.save_checkpoint(self.path)
+        self.step = trainer.global_step
 
 
 class Previews(Callback):

@@ -99,9 +99,11 @@ def resume_step(path: str | Path, network: SRNetwork) -> int:
     if not isinstance(content, dict) or not {"sr_network", "state_dict", "global_step"} <= content.keys():
         raise SRError(f"{path} is no checkpoint of a training run; resume from checkpoints/last.ckpt")
     own, stored = describe(network), content["sr_network"]
-    for key in ("arch", "hparams"):
-        if own[key] != stored.get(key):
-            raise SRError(f"{path} belongs to another network: its {key} is {stored.get(key)}, the config's {own[key]}")
+    theirs = {"arch": stored.get("arch"), **json.loads(stored.get("hparams", "{}"))}
+    ours = {"arch": own["arch"], **json.loads(own["hparams"])}
+    other = [f"{key} {theirs.get(key)} there, {value} here" for key, value in ours.items() if theirs.get(key) != value]
+    if other:
+        raise SRError(f"{path} belongs to another network: {'; '.join(other[:5])}")
     return int(content["global_step"])
 
 

@@ -51,7 +51,11 @@ class SRCLI(LightningCLI):
                 args=args,
                 run=False,
                 seed_everything_default=0,
-                parser_kwargs={"exit_on_error": False},
+                parser_kwargs={
+                    "exit_on_error": False,
+                    "allow_abbrev": False,
+                    "description": "Train a super-resolution network. Every key of the config is an option, too.",
+                },
                 save_config_callback=SaveRunConfig,
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
@@ -113,7 +117,10 @@ class SRCLI(LightningCLI):
             configs = self.config.config or []
             name = self.config.name or (Path(str(configs[0])).stem if configs else "run")
             parent = Path(self.config.runs) / name
-            parent.mkdir(parents=True, exist_ok=True)
+            try:
+                parent.mkdir(parents=True, exist_ok=True)
+            except OSError as e:
+                raise SRError(f"cannot make a run folder in {parent} ({e.strerror}); choose another with --runs") from e
             number = max((int(path.name) for path in parent.iterdir() if path.name.isdigit()), default=0)
             while True:  # making a folder succeeds for one process only
                 number += 1
@@ -153,10 +160,10 @@ class SRCLI(LightningCLI):
                 self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
         except SystemExit:
             if self.trainer.interrupted:  # Lightning turns Ctrl-C into sys.exit(1)
-                last = self.run_dir / "checkpoints" / "last.ckpt"
                 print(f"stopped at step {self.trainer.global_step}; the run folder is {self.run_dir}")
-                if last.is_file():
-                    print(f"continue from the last checkpoint with --ckpt_path {last}")
+                for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                    if isinstance(callback, LastCheckpoint) and callback.step:
+                        print(f"continue from step {callback.step} with --ckpt_path {callback.path}")
                 raise SystemExit(130) from None
             raise
         finally:
@@ -204,6 +211,12 @@ def main(args: list[str] | None = None) -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # Lightning's advice that does not apply here; everything else stays.
-    for message in (".*does not have many workers.*", ".*in eval mode at the start.*", ".*LeafSpec.*"):
-        warnings.filterwarnings("ignore", message=message)
+    for message in (
+        "does not have many workers",
+        "in eval mode at the start",
+        "LeafSpec",
+        "Total length of `list` across ranks is zero",
+        "smaller than the logging interval",
+    ):
+        warnings.filterwarnings("ignore", message=f".*{message}.*")
     SRCLI(args).train()

@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser
 from sr.registry import did_you_mean, list_archs, list_models
 
 _LONGEST = 300
+_KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
 
 
 def explain(message: str, parser: ArgumentParser) -> str:
@@ -33,6 +34,12 @@ def explain(message: str, parser: ArgumentParser) -> str:
     if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         names = [name for name in dir(importlib.import_module(found[1])) if not name.startswith("_")]
         return f"{place}{found[1]} has no {found[2]!r}{did_you_mean(found[2], names)}"
+    if found := re.search(r"Expected an? <class '(\w+)'>\. Got value: (\S+)", message):
+        return f"{place}expected {_KINDS.get(found[1], found[1])}, not {found[2]!r}"
+    if place.startswith(("data.train", "data.val")) and re.search(r"Expected a (?:path|dot import path)", message):
+        return f"{place}expected a class_path; a folder is given as class_path sr.data.GTFolder with init_args.root"
+    if found := re.search(r'Parser key "(\w+)":\s+(?:- )?Expected a path but (\S+)', message):
+        return f"{place}{found[2]!r} is not a value of {found[1]}"
     if "Unexpected config:" in message:
         return "the config is empty, or not a mapping of keys to values"
     if found := re.search(r"Parser key \"model.network\":\s+Expected a dot import path string: (\S+)", message):

@@ -52,10 +52,17 @@ def evaluate(upscaler: Upscaler, pictures: PictureSet, crop_border: int) -> Iter
         upscaler: holds the network.
         pictures: prepared for the network's scale.
         crop_border: pixels shaved off each side before scoring, in GT pixels; the usual value is the scale.
+
+    Raises:
+        SRError: at once, if the crop leaves nothing of a picture.
     """
-    smallest = min(min(size) for size in pictures.gt_sizes)
-    if crop_border < 0 or smallest <= 2 * crop_border:
-        raise SRError(f"{pictures.name}: a crop of {crop_border} pixels leaves nothing of a picture of {smallest}")
+    for name, (height, width) in zip(pictures.names, pictures.gt_sizes, strict=True):
+        if crop_border < 0 or min(height, width) <= 2 * crop_border:
+            raise SRError(f"a crop of {crop_border} pixels leaves nothing of {pictures.name}/{name} ({height}x{width})")
+    return _evaluate(upscaler, pictures, crop_border)
+
+
+def _evaluate(upscaler: Upscaler, pictures: PictureSet, crop_border: int) -> Iterator[PictureScore]:
     for i, name in enumerate(pictures.names):
         lq, gt = pictures.pair(i)
         yield PictureScore(

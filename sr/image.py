@@ -61,7 +61,8 @@ def list_images(root: str | Path) -> list[Path]:
     """
     root = Path(root)
     if not root.exists():
-        raise SRError(f"the folder {root} does not exist; check the path")
+        where = "" if root.is_absolute() else f" in {Path.cwd()}"
+        raise SRError(f"the folder {root} does not exist{where}; check the path")
     if not root.is_dir():
         raise SRError(f"{root} is a file, not a folder; give the folder that holds it")
 

@@ -38,7 +38,7 @@ def upscale_tiled(network: SRNetwork, lq: Tensor, tile: int | None) -> Tensor:
     if tile is None or (height <= tile and width <= tile):
         return network(lq)
     if tile < 1:
-        raise SRError(f"a tile is at least 1 pixel wide, not {tile}")
+        raise SRError(f"a tile is at least 1 pixel wide (0: no tiles), not {tile}")
     step = _round_up(tile, network.multiple_of)
     field = network.receptive_field
     halo = _round_up(_DEFAULT_HALO if field is None else field, network.multiple_of)
@@ -71,11 +71,13 @@ class Upscaler:
     """
 
     def __init__(self, network: SRNetwork, tile: int | None = 256, device: str | torch.device | None = None) -> None:
+        if not isinstance(network, SRNetwork):
+            raise SRError(f"Upscaler takes a network, not {network!r}; load one with sr.load(...)")
         try:
             self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as e:  # AssertionError: torch was built without CUDA
-            raise SRError(f"no device {device!r} here ({str(e).splitlines()[0]})") from e
+            raise SRError(f"there is no device {device!r} here; try cpu or cuda") from e
         self.network = network.eval().to(self.device).to(memory_format=torch.channels_last)
         self.tile = tile
         self.scale = network.scale
@@ -135,6 +137,8 @@ class Upscaler:
         if not whole and not batch.is_floating_point():
             raise SRError(f"a tensor picture is uint8 or float, not {batch.dtype}")
         x = batch.to(self.device, torch.float32)
+        if not whole and not (x.isfinite().all() and x.min() > -1 and x.max() < 2):
+            raise SRError(f"a float picture lies in [0, 1]; this one has values from {x.min():.3g} to {x.max():.3g}")
         x = x / 255 if whole else x
         colours = channels - 1 if channels in (2, 4) else channels
         rgb = x[:, :colours].expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)

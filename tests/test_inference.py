@@ -119,6 +119,17 @@ def test_what_is_no_picture_is_refused(upscaler, bad):
         upscaler(bad)
 
 
+@pytest.mark.parametrize("value", [255.0, float("nan"), -3.0])
+def test_float_pictures_of_another_range_are_refused(upscaler, value):
+    with pytest.raises(sr.SRError, match=r"lies in \[0, 1\]"):
+        upscaler(torch.full((3, 2, 2), value))
+
+
+def test_an_upscaler_needs_a_network():
+    with pytest.raises(sr.SRError, match=r"sr\.load"):
+        sr.Upscaler("sparsesr_t_x2")
+
+
 @pytest.mark.parametrize("multiple_of", [1, 4])
 @pytest.mark.parametrize("tile", [1, 5, 8, 64])
 def test_tiles_of_an_identity_network_are_exact(multiple_of, tile):

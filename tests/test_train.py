@@ -227,7 +227,7 @@ def test_checkpoints_that_cannot_be_resumed_are_named(config, start):
     ):
         with pytest.raises(SRError, match=message):
             start(config, "--ckpt_path", str(path))
-    with pytest.raises(SRError, match="belongs to another network: its hparams"):
+    with pytest.raises(SRError, match="belongs to another network: dim 4 there, 8 here"):
         start(config, "--ckpt_path", str(last), "--model.network.init_args.dim", "8")
     before, after = ({p.relative_to(root) for p in Path(root).rglob("*")} for root in ("before", "runs"))
     assert after == before
@@ -257,6 +257,7 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path):
     assert process.returncode == 130, err
     assert "stopped at step" in out
     assert "--ckpt_path runs/tiny/001/checkpoints/last.ckpt" in out
+    assert torch.load(last, weights_only=True)["global_step"] == int(out.split("continue from step ")[1].split()[0])
     assert "Traceback" not in err
 
 
@@ -335,7 +336,9 @@ def put(config: dict, path: str, value: object) -> None:
         ("model.crop_border", 30, "crop_border 30 leaves nothing"),
         ("model.scheduler.init_args", {"warmup": 5}, r"warmup is a fraction of the run in \[0, 1\), not 5"),
         ("model.schedular", 1, "did you mean 'model.scheduler'"),
-        ("model.optimizer.init_args.lr", "abc", "model.optimizer.*abc"),
+        ("model.optimizer.init_args.lr", "abc", "model.optimizer: 'abc' is not a value of lr"),
+        ("data.train", "a_folder", "class_path sr.data.GTFolder with init_args.root"),
+        ("data.batch_size", 0, "batch_size must be at least 1"),
         ("model.optimizer.init_args.lr", -1, "model.optimizer: Invalid learning rate"),
         ("model.network.init_args.window", 0, "window must be at least 1"),
         ("trainer.val_check_interval", 0.5, "val_check_interval"),
@@ -368,6 +371,17 @@ def test_the_script_prints_a_mistake_without_a_traceback(config, tmp_path):
     assert result.returncode == 2
     assert result.stderr.startswith("error: ") and "no_such_folder" in result.stderr
     assert "Traceback" not in result.stderr and result.stderr.count("\n") <= 2
+
+
+def test_abbreviated_options_are_refused(config, start):
+    with pytest.raises(SRError, match="did you mean"):
+        start(config, "--trainer.max_step", "3")
+
+
+def test_a_place_without_room_for_runs_is_named(config, start):
+    Path("file").write_text("")
+    with pytest.raises(SRError, match=r"cannot make a run folder in file/tiny .*choose another with --runs"):
+        start(config, "--runs", "file")
 
 
 def test_a_missing_config_is_named(start, monkeypatch):

@@ -108,7 +108,9 @@ class SRDataModule(LightningDataModule):
         if self.num_workers < 0:
             raise SRError(f"num_workers must not be negative, but is {self.num_workers}")
         world = self._world_size
-        if self.batch_size < 1 or self.batch_size % world:
+        if self.batch_size < 1:
+            raise SRError(f"batch_size must be at least 1, not {self.batch_size}")
+        if self.batch_size % world:
             below = self.batch_size // world * world
             fits = f"{below} or {below + world}" if below > 0 else f"{world}"
             raise SRError(

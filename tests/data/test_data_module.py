@@ -140,7 +140,7 @@ def test_batches_become_float_and_keep_their_names(picture_folder: Path) -> None
     [
         (6, 4, r"batch_size 6 .* 4 device\(s\).*nearest that fit: 4 or 8"),
         (3, 4, r"nearest that fit: 4"),
-        (0, 1, r"nearest that fit: 1"),
+        (0, 1, r"at least 1, not 0"),
     ],
 )
 def test_batches_that_cannot_be_shared(picture_folder: Path, batch_size: int, world: int, message: str) -> None:
