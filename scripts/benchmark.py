@@ -58,15 +58,16 @@ class DenseMasked(DenseAttention):
 
 
 def layer(form: str, size: int) -> Callable[[], Tensor]:
-    """One attention layer of sparsesr_s on size x size features: sparse, masked (fused) or dense (explicit)."""
+    """One attention layer of sparsesr_s on size x size features: sparse, none kept, masked (fused) or dense."""
     torch.manual_seed(0)
     network = sr.create_model("sparsesr_s").eval()
     module = copy.deepcopy(network.groups[0].mixer).to(memory_format=torch.channels_last)  # type: ignore[union-attr,index]
-    if form != "sparse":
+    if form in ("masked", "dense"):
         module.__class__ = DenseMasked if form == "masked" else DenseAttention
     x = torch.randn(1, 48, size, size).contiguous(memory_format=torch.channels_last)
     gate = torch.ones((size // module.window) ** 2)
-    return torch.inference_mode()(lambda: module(x, gate, None, None)[0])
+    kept = torch.zeros(0, dtype=torch.long) if form == "none kept" else None
+    return torch.inference_mode()(lambda: module(x, gate, None, kept)[0])
 
 
 def picture_job(name: str, size: int, texture: float, sparsity: float) -> Callable[[], Tensor]:
@@ -101,6 +102,10 @@ def attention(args: argparse.Namespace) -> None:
             print(f"| {name}, {what} | {small:.0f} {unit} | {large:.0f} {unit} | {large / small:.2f}x |")
 
     print("\n| sparsity 0.05, 512x512 | textured | flat | ratio |\n|---|---|---|---|")
+    jobs = {"textured": layer("sparse", 512), "flat": layer("none kept", 512)}
+    seconds = alternate(jobs, args.repeats)
+    row = " | ".join(f"{1000 * value:.1f} ms" for value in seconds.values())
+    print(f"| attention layer | {row} | {seconds['textured'] / seconds['flat']:.2f}x |")
     for name in args.models:
         jobs = {kind: picture_job(name, 512, t, 0.05) for kind, t in (("textured", 1.0), ("flat", 0.0))}
         seconds = alternate(jobs, args.repeats)

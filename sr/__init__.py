@@ -2,13 +2,9 @@
 
 __version__ = "0.1.0"
 
-import os
+from sr import process as _process  # noqa: F401  (first: it has to run before torch is loaded)
 
-# How long a waiting OpenMP thread spins before it sleeps; must be set before torch is loaded. By default it spins so
-# long that anything else on the same cores slows training many times over (plain residual network, a second training
-# beside it: 810 ms a step with 100,000, 210 ms with this value); on a quiet machine nothing is lost (21 ms).
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
+# isort: split
 from sr.checkpoint import load, save
 from sr.errors import SRError
 from sr.inference import Upscaler

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Each row may import from the rows above it. Modules of one row do not import one another, except within a package,
 # and except where listed in the order of the row itself: `a, b` lets b import a.
 ROWS = [
-    ["errors"],
+    ["errors", "process"],
     ["network", "color", "resize", "image"],
     ["registry", "weights"],
     ["archs", "degradations", "losses", "metrics", "schedules"],
