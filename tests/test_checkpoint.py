@@ -107,6 +107,47 @@ def test_a_training_checkpoint_gives_the_averaged_weights(network, tmp_path):
     assert torch.equal(sr.load(tmp_path / "no_ema.ckpt").head.weight, network.head.weight + 1)
 
 
+@pytest.mark.parametrize("wrapper", ["params_ema", "params", "state_dict", None])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_published_files_are_recognised_by_their_keys(tmp_path, wrapper, prefix):
+    network = sr.archs.ASSANet(scale=2, dim=4, groups=1, blocks=2, tile=96)
+    weights = {prefix + k: v for k, v in network.state_dict().items()}
+    other = {k: v + 1 for k, v in weights.items()}
+    content = (
+        weights
+        if wrapper is None
+        else {"params": other, wrapper: weights}
+        if wrapper == "params_ema"
+        else {wrapper: weights}
+    )
+    torch.save(content, tmp_path / "net.pth")
+    loaded = sr.load(tmp_path / "net.pth")
+    assert loaded.hparams == network.hparams
+    assert all(torch.equal(loaded.state_dict()[k], v) for k, v in network.state_dict().items())
+
+
+def test_a_published_file_of_an_unknown_network_is_refused(tmp_path):
+    torch.save({"params": {"fea_conv.weight": torch.zeros(3)}}, tmp_path / "net.pth")
+    with pytest.raises(sr.SRError, match=r"no architecture .*first key: 'fea_conv.weight'"):
+        sr.load(tmp_path / "net.pth")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"sr_network": {"arch": "SparseSR", "hparams": "{}"}},
+        {"sr_network": {"arch": "SparseSR", "hparams": '{"dim": -1}'}, "state_dict": {}},
+        {"sr_network": {}, "state_dict": {}},
+        {"epoch": 3},
+        [1, 2],
+    ],
+)
+def test_malformed_files_are_refused(tmp_path, content):
+    torch.save(content, tmp_path / "x.ckpt")
+    with pytest.raises(sr.SRError, match=r"x\.ckpt|at least 1"):
+        sr.load(tmp_path / "x.ckpt")
+
+
 def test_saving_leaves_nothing_half_written(network, tmp_path):
     with pytest.raises(sr.SRError, match="cannot write"):
         sr.save(network, tmp_path / "no_such_folder" / "x.safetensors")

@@ -8,20 +8,14 @@ patches, tiles are a loop, attention is normalised maps and two matrix products.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sr.archs import assanet, stencils
+from sr.profiling import alternate, extra_memory
 
 
 def direct_dynamic_conv(x: Tensor, weight: Tensor) -> Tensor:
@@ -104,19 +98,6 @@ def reference(state: Mapping[str, Tensor], lq: Tensor, tile: int | None) -> Tens
 FORMS = ("direct", "swapped", "eager", "compiled")
 
 
-def alternate(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Least seconds of each function; they take turns, so that other load on the machine meets them alike."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    for _ in range(repeats):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            times[name].append(time.perf_counter() - start)
-    return {name: min(seconds) for name, seconds in times.items()}
-
-
 def dynamic_conv_jobs(channels: int = 64, size: int = 128, backward: bool = False) -> dict[str, Callable[[], object]]:
     """The dynamic convolution of one (1, channels, size, size) map: direct, eager, compiled."""
     torch.manual_seed(0)
@@ -162,34 +143,9 @@ def network_jobs(size: int = 128, backward: bool = False, model: str = "assanet_
     return {form: job(form) for form in FORMS}
 
 
-def extra_memory(form: str, size: int = 128, backward: bool = False, model: str = "assanet_s") -> float:
-    """MiB by which one run raises the peak of resident memory, in a fresh process (Linux).
-
-    The process runs the network once before, so that compiling and the libraries' buffers do not count, and takes every
-    block of 64 KiB or more from the system and returns it at once, so that resident memory is memory in use.
-    """
-    command = [sys.executable, __file__, "--memory-of", form, "--size", str(size), "--model", model]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run(
-        [*command, *["--backward"] * backward], env=environment, capture_output=True, text=True, check=True
-    )
-    return float(done.stdout.split()[-1])
-
-
-def _status(field: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
-def _measure_memory(job: Callable[[], object]) -> float:
-    for _ in range(2):
-        job()
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
-    job()
-    return _status("VmHWM") - before
+def network_job(form: str, size: int = 128, backward: bool = False, model: str = "assanet_s") -> Callable[[], object]:
+    """One of :func:`network_jobs`, for :func:`sr.profiling.extra_memory`."""
+    return network_jobs(size, backward, model)[form]
 
 
 def _row(name: str, values: Mapping[str, float], unit: str) -> str:
@@ -204,13 +160,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="edge of the picture in pixels")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--memory-of", choices=FORMS, help="measure one form in this process, print MiB, and stop")
-    parser.add_argument("--backward", action="store_true", help="with --memory-of: forward + backward")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if args.memory_of:
-        print(_measure_memory(network_jobs(args.size, args.backward, args.model)[args.memory_of]))
-        return
     print("| | " + " | ".join(FORMS) + " |\n|---|" + "---|" * len(FORMS))
     for backward, name in ((False, "forward"), (True, "forward + backward")):
         seconds = alternate(dynamic_conv_jobs(64, args.size, backward), 3 * args.repeats)
@@ -219,7 +170,7 @@ def main() -> None:
     for backward, name in ((False, "forward"), (True, "forward + backward")):
         seconds = alternate(network_jobs(args.size, backward, args.model), args.repeats)
         print(_row(f"{args.model} x4, {name}", seconds, "s"), flush=True)
-        memory = {form: extra_memory(form, args.size, backward, args.model) for form in FORMS}
+        memory = {form: extra_memory(network_job, form, args.size, backward, args.model) for form in FORMS}
         print(_row(f"extra memory, {name}", memory, "MiB"), flush=True)
 
 

@@ -7,13 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from assanet_reference import (
-    alternate,
     direct_dynamic_conv,
     direct_gated_conv,
     direct_norm,
-    dynamic_conv_jobs,
-    extra_memory,
-    network_jobs,
     reference,
     tile_starts,
 )
@@ -267,27 +263,6 @@ def test_outer_compilation_changes_nothing():
     ours = torch.autograd.grad(compiled(x).square().sum(), network.parameters())
     for a, b in zip(ours, torch.autograd.grad(network(x).square().sum(), network.parameters()), strict=True):
         assert error(a, b) < 1e-4
-
-
-@pytest.fixture
-def one_thread():
-    """Two threads on a busy machine wait for each other, and measure the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-def test_faster_and_smaller_than_the_direct_form():
-    times = alternate(dynamic_conv_jobs(), 9)
-    assert times["direct"] > 1.4 * times["eager"]
-    assert times["direct"] > 8 * times["compiled"]
-    for backward in (False, True):
-        times = alternate(network_jobs(backward=backward), 2)
-        assert times["direct"] > 3 * times["compiled"]
-        assert extra_memory("direct", backward=backward) > 4 * extra_memory("compiled", backward=backward)
 
 
 # --- variants --------------------------------------------------------------------------------------------------------
