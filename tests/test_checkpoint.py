@@ -112,14 +112,9 @@ def test_a_training_checkpoint_gives_the_averaged_weights(network, tmp_path):
 def test_published_files_are_recognised_by_their_keys(tmp_path, wrapper, prefix):
     network = sr.archs.ASSANet(scale=2, dim=4, groups=1, blocks=2, tile=96)
     weights = {prefix + k: v for k, v in network.state_dict().items()}
-    other = {k: v + 1 for k, v in weights.items()}
-    content = (
-        weights
-        if wrapper is None
-        else {"params": other, wrapper: weights}
-        if wrapper == "params_ema"
-        else {wrapper: weights}
-    )
+    content = weights if wrapper is None else {wrapper: weights}
+    if wrapper == "params_ema":  # the averaged weights are preferred
+        content = {"params": {k: v + 1 for k, v in weights.items()}} | content
     torch.save(content, tmp_path / "net.pth")
     loaded = sr.load(tmp_path / "net.pth")
     assert loaded.hparams == network.hparams
