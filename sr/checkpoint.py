@@ -184,7 +184,8 @@ def _build(metadata: Mapping[str, str], tensors: dict[str, Tensor], path: Path) 
         hparams = arch.infer_hparams(tensors)
         if hparams is not None:
             return arch(**hparams), arch.remap(tensors)
-    raise SRError(f"{path}: no architecture of this project has such weights (first key: {next(iter(tensors), None)!r})")
+    first = next(iter(tensors), None)
+    raise SRError(f"{path}: no architecture of this project has such weights (first key: {first!r})")
 
 
 def _fill(network: SRNetwork, tensors: Mapping[str, Tensor], path: Path) -> None:
