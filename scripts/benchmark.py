@@ -1,8 +1,10 @@
-"""Measure what the networks cost: ``python scripts/benchmark.py attention``."""
+"""Measure what the networks cost: ``python scripts/benchmark.py attention`` or ``latency``."""
 
 import argparse
 import copy
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,9 @@ import sr
 from sr.archs.sparsesr import SparseAttention, from_windows, to_windows
 from sr.errors import run_script
 from sr.profiling import Job, alternate, extra_memory
+
+# Other people's networks as their papers have them.
+PEERS: dict[str, dict[str, Any]] = {"safmn": {"arch": "SAFMN", "args": {"dim": 36, "n_blocks": 8}}}
 
 
 class DenseAttention(SparseAttention):
@@ -113,6 +118,21 @@ def attention(args: argparse.Namespace) -> None:
         print(f"| {name} | {row} | {seconds['textured'] / seconds['flat']:.2f}x |")
 
 
+def latency(args: argparse.Namespace) -> None:
+    """Time of whole networks, x4, on one 256x256 picture; they take turns."""
+    networks = {}
+    for name in args.models:
+        kwargs = PEERS.get(name)
+        network = sr.create_model(name) if kwargs is None else sr.archs.SpandrelNetwork(**kwargs)
+        networks[name] = network.eval().to(memory_format=torch.channels_last)
+    lq = torch.rand(1, 3, 256, 256).contiguous(memory_format=torch.channels_last)
+    jobs = {name: torch.inference_mode()(partial(network, lq)) for name, network in networks.items()}
+    print("| network, x4, 256x256 | parameters | time |\n|---|---|---|")
+    for name, seconds in alternate(jobs, args.repeats).items():
+        parameters = sum(p.numel() for p in networks[name].parameters())
+        print(f"| {name} | {parameters / 1000:.0f} K | {1000 * seconds:.0f} ms |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
@@ -121,6 +141,11 @@ def main() -> None:
     command = commands.add_parser("attention", help=attention.__doc__, description=attention.__doc__)
     command.add_argument("--models", nargs="+", default=["sparsesr_t", "sparsesr_s"])
     command.set_defaults(run=attention)
+    command = commands.add_parser("latency", help=latency.__doc__, description=latency.__doc__)
+    command.add_argument(
+        "--models", nargs="+", default=["sparsesr_t", "sparsesr_s", "sparsesr_b", "assanet_s", "safmn"]
+    )
+    command.set_defaults(run=latency)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.run(args)
