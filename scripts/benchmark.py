@@ -31,9 +31,7 @@ class DenseAttention(SparseAttention):
         return x.unfold(1, reach, 1).unfold(2, reach, 1).flatten(-2).movedim(-1, 3)
 
     def forward(self, x, gate, choice, kept):  # type: ignore[no-untyped-def]
-        match, value = self.features(x).split((self.match_dim, self.proj.in_channels // 2), 1)
-        value = F.relu(value)
-        match = F.normalize(match, dim=1) * (0.5 * self.log_temperature).exp()
+        match, value = self.match_and_value(x)
         m, v = to_windows(match, self.window), to_windows(value, self.window)  # (N, Hw, Ww, T, C)
         n, height, width, tokens, _ = m.shape
         own = torch.arange(1, height * width + 1, device=x.device).view(1, height, width, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sr.archs.sparsesr import SparseAttention, from_windows, to_windows
@@ -39,7 +38,7 @@ def attention_map(network: SRNetwork, lq: Tensor, row: int, column: int) -> Tens
     def add(layer: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, tuple[Tensor, Tensor]]) -> None:
         assert isinstance(layer, SparseAttention)
         x, gate, (index, _), w = inputs[0], inputs[1], output[1], layer.window
-        match = F.normalize(layer.features(x)[:, : layer.match_dim], dim=1) * (0.5 * layer.log_temperature).exp()
+        match, _ = layer.match_and_value(x)
         windows = to_windows(match, w).flatten(0, 2)  # (windows, T, match_dim)
         own = row // w * (x.shape[-1] // w) + column // w
         query = windows[own, row % w * w + column % w].view(layer.heads, -1)

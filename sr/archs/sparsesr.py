@@ -152,6 +152,12 @@ class SparseAttention(nn.Module):
         self.log_temperature = nn.Parameter(torch.tensor(math.log(10.0)))
         self.proj = nn.Conv2d(2 * value_dim, dim, 1)
 
+    def match_and_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Matching features (N, match_dim, H, W), whose products are the attention logits, and values."""
+        match, value = self.features(x).split((self.match_dim, self.proj.in_channels // 2), 1)
+        value = F.relu(value)
+        return F.normalize(match, dim=1) * (0.5 * self.log_temperature).exp(), value
+
     def forward(self, x: Tensor, gate: Tensor, choice: Choice | None, kept: Tensor | None) -> tuple[Tensor, Choice]:
         """Apply the layer.
 
@@ -164,9 +170,7 @@ class SparseAttention(nn.Module):
         Returns:
             The features, of ``x``'s shape, and the choice.
         """
-        match, value = self.features(x).split((self.match_dim, self.proj.in_channels // 2), 1)
-        value = F.relu(value)
-        match = F.normalize(match, dim=1) * (0.5 * self.log_temperature).exp()
+        match, value = self.match_and_value(x)
         windows = to_windows(torch.cat((match, value), 1), self.window)  # (N, Hw, Ww, T, match_dim + value_dim)
         shape = windows.shape
         if choice is None:
