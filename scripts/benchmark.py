@@ -1,22 +1,25 @@
-"""Measure what the networks cost: ``python scripts/benchmark.py attention`` or ``latency``."""
+"""Measure what networks cost: ``python scripts/benchmark.py model -m sparsesr_s`` or ``attention``."""
 
 import argparse
 import copy
+import json
 from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from benchmarks import data
 from torch import Tensor
 
 import sr
 from sr.archs.sparsesr import SparseAttention, from_windows, to_windows
-from sr.errors import run_script
+from sr.efficiency import DTYPES, HD, Run, cards, to_markdown
+from sr.errors import SRError, run_script
 from sr.profiling import Job, alternate, extra_memory
 
 # Other people's networks as their papers have them.
-PEERS: dict[str, dict[str, Any]] = {"safmn": {"arch": "SAFMN", "args": {"dim": 36, "n_blocks": 8}}}
+PEERS: dict[str, dict[str, Any]] = {"SAFMN": {"dim": 36, "n_blocks": 8}}
 
 
 class DenseAttention(SparseAttention):
@@ -116,19 +119,40 @@ def attention(args: argparse.Namespace) -> None:
         print(f"| {name} | {row} | {seconds['textured'] / seconds['flat']:.2f}x |")
 
 
-def latency(args: argparse.Namespace) -> None:
-    """Time of whole networks, x4, on one 256x256 picture; they take turns."""
-    networks = {}
-    for name in args.models:
-        kwargs = PEERS.get(name)
-        network = sr.create_model(name) if kwargs is None else sr.archs.SpandrelNetwork(**kwargs)
-        networks[name] = network.eval().to(memory_format=torch.channels_last)
-    lq = torch.rand(1, 3, 256, 256).contiguous(memory_format=torch.channels_last)
-    jobs = {name: torch.inference_mode()(partial(network, lq)) for name, network in networks.items()}
-    print("| network, x4, 256x256 | parameters | time |\n|---|---|---|")
-    for name, seconds in alternate(jobs, args.repeats).items():
-        parameters = sum(p.numel() for p in networks[name].parameters())
-        print(f"| {name} | {parameters / 1000:.0f} K | {1000 * seconds:.0f} ms |")
+def model(args: argparse.Namespace) -> None:
+    """The efficiency cards of networks: parameters, MACs, FLOPs, activations, latency, memory."""
+    networks = {name: find_network(name, args.scale) for name in args.model}
+    run = Run(device=args.device, dtype=args.dtype, compile=args.compile, repeats=args.repeats)
+    result = cards(networks, size=args.size, run=run)
+    print(to_markdown(result))
+    print("\nNot counted: element-wise operations, norms, pooling, resizing, Fourier transforms. 1 MAC = 2 FLOPs.")
+    if args.json is not None:
+        try:
+            args.json.write_text(json.dumps(result, indent=2) + "\n")
+        except OSError as e:
+            raise SRError(f"cannot write {args.json} ({e})") from e
+
+
+def find_network(name: str, scale: int) -> sr.SRNetwork:
+    """A registered model, ``spandrel:ARCH`` or ``spandrel:ARCH:{"argument": ...}``, installed weights or a file."""
+    if name in sr.list_models():
+        return sr.create_model(name, scale=scale)
+    if not name.startswith("spandrel:"):
+        try:
+            return sr.load(name)
+        except SRError as e:
+            raise SRError(f"{e}\nmodels with random weights: {', '.join(sr.list_models())}, spandrel:ARCH") from e
+    _, arch, arguments = (*name.split(":", 2), "")[:3]
+    try:
+        given = json.loads(arguments) if arguments else PEERS.get(arch, {})
+    except ValueError as e:
+        raise SRError(f"{arguments!r} is not JSON; write for example 'spandrel:SAFMN:{{\"dim\": 36}}'") from e
+    return sr.archs.SpandrelNetwork(arch=arch, scale=scale, args=given)
+
+
+def picture_size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    return int(width), int(height)
 
 
 def main() -> None:
@@ -139,11 +163,16 @@ def main() -> None:
     command = commands.add_parser("attention", help=attention.__doc__, description=attention.__doc__)
     command.add_argument("--models", nargs="+", default=["sparsesr_t", "sparsesr_s"])
     command.set_defaults(run=attention)
-    command = commands.add_parser("latency", help=latency.__doc__, description=latency.__doc__)
-    command.add_argument(
-        "--models", nargs="+", default=["sparsesr_t", "sparsesr_s", "sparsesr_b", "assanet_s", "safmn"]
-    )
-    command.set_defaults(run=latency)
+    command = commands.add_parser("model", help=model.__doc__, description=model.__doc__)
+    command.add_argument("-m", "--model", action="append", required=True, help=find_network.__doc__)
+    command.add_argument("--scale", type=int, default=4, help="of networks with random weights (default: 4)")
+    command.add_argument("--size", type=picture_size, default=HD, metavar="WxH", help="of the output (1280x720)")
+    command.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    command.add_argument("--dtype", default="float32", choices=DTYPES, help="the narrow ones by autocast")
+    command.add_argument("--compile", action="store_true", help="time the networks under torch.compile")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the cards there as well")
+    command.set_defaults(run=model)
+    data.add_to(commands)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.run(args)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
@@ -155,35 +155,6 @@ class BestWeights(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.path.is_file():  # not so if the run goes on in another folder
             self.best = state_dict["best"]
-
-
-class LastCheckpoint(Checkpoint):
-    """Keeps the state of the run in ``last.ckpt``: after each validation, or as often without one, and at the end.
-
-    Lightning calls it after all other callbacks, so what they learnt from a validation is in the file.
-
-    Args:
-        folder: where the file goes.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "last.ckpt"
-        self.step = 0  # of the file; 0: none was written yet
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.state.fn == "fit":
-            self.save(trainer)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not trainer.val_dataloaders and (batch_idx + 1) % trainer.val_check_interval == 0:
-            self.save(trainer)
-
-    def save(self, trainer: Trainer) -> None:
-        """Write the checkpoint, whole or not at all; every process takes part."""
-        trainer.save_checkpoint(self.path)
-        self.step = trainer.global_step
 
 
 class Previews(Callback):

@@ -38,7 +38,7 @@ def describe(network: SRNetwork) -> dict[str, str]:
     return {
         "format": "sr",
         "version": sr.__version__,
-        "arch": type(network).__name__,
+        "arch": network.arch,
         "hparams": json.dumps(network.hparams),
         "scale": str(network.scale),
     }
@@ -176,7 +176,7 @@ def _build(metadata: Mapping[str, str], tensors: dict[str, Tensor], path: Path) 
     if "arch" in metadata:
         arch = get_arch(metadata["arch"])
         try:
-            return arch(**json.loads(metadata["hparams"])), tensors
+            return arch(**json.loads(metadata["hparams"])), arch.upgrade(tensors)
         except (TypeError, KeyError, ValueError, RuntimeError, ArithmeticError) as e:
             raise SRError(f"{path}: its hyper-parameters do not fit {arch.__name__} ({e})") from e
     for name in list_archs():

@@ -13,18 +13,24 @@ from typing import Any
 import torch
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import sr.archs
 import sr.losses
 import sr.schedules  # noqa: F401  (their classes are named in configs)
-from sr.callbacks import BestWeights, LastCheckpoint, Previews, TrainingProgress, ValidationReport
+from sr.callbacks import BestWeights, Previews, TrainingProgress, ValidationReport
 from sr.checkpoint import resume_step
 from sr.config_errors import explain
 from sr.data import SRDataModule
+from sr.data.check import check as find_faults
 from sr.errors import SRError
+from sr.gan import make_module
 from sr.logs import ResumableCSVLogger
 from sr.module import SRModule
+from sr.safeguards import LastCheckpoint, NonFiniteGuard, StopOnSignal, Stopped, WholeCheckpointIO
+
+log = logging.getLogger(__name__)
 
 _RUN_DIR = "SR_RUN_DIR"  # tells the other processes of a multi-device run which folder the first one chose
 
@@ -46,7 +52,7 @@ class SRCLI(LightningCLI):
     def __init__(self, args: list[str] | None = None) -> None:
         try:
             super().__init__(
-                SRModule,
+                make_module,
                 SRDataModule,
                 args=args,
                 run=False,
@@ -59,6 +65,7 @@ class SRCLI(LightningCLI):
                 save_config_callback=SaveRunConfig,
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,  # sr.load reads checkpoints; it cannot do with a function, either
                 trainer_defaults={
                     "max_epochs": -1,
                     "check_val_every_n_epoch": None,  # validation counts steps, too
@@ -79,6 +86,7 @@ class SRCLI(LightningCLI):
         )
         parser.add_argument("--runs", type=str, default="runs", help="folder for run folders")
         parser.add_argument("--name", type=str | None, default=None, help="of the run; default: the config's name")
+        parser.add_lightning_class_args(NonFiniteGuard, "guard")
         parser.link_arguments("model", "data.scale", compute_fn=lambda m: m.network.scale, apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
@@ -96,9 +104,12 @@ class SRCLI(LightningCLI):
         if config.enable_progress_bar is not False:
             callbacks.insert(0, TrainingProgress())
         if config.enable_checkpointing is not False:
-            callbacks.append(LastCheckpoint(folder / "checkpoints"))
+            last = LastCheckpoint(folder / "checkpoints")
+            callbacks += [StopOnSignal(last), last]
         kwargs["callbacks"] = [*(config.callbacks or []), *callbacks]
         kwargs["default_root_dir"] = str(folder)
+        plugins = config.plugins or []
+        kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpointIO()]
         if config.logger is None:
             tensorboard = TensorBoardLogger(str(folder), name="", version="tensorboard")
             kwargs["logger"] = [ResumableCSVLogger(folder, first_step), tensorboard]
@@ -117,19 +128,9 @@ class SRCLI(LightningCLI):
             configs = self.config.config or []
             name = self.config.name or (Path(str(configs[0])).stem if configs else "run")
             parent = Path(self.config.runs) / name
-            try:
-                parent.mkdir(parents=True, exist_ok=True)
-            except OSError as e:
-                raise SRError(f"cannot make a run folder in {parent} ({e.strerror}); choose another with --runs") from e
-            number = max((int(path.name) for path in parent.iterdir() if path.name.isdigit()), default=0)
-            while True:  # making a folder succeeds for one process only
-                number += 1
-                run_dir = parent / f"{number:03d}"
-                try:
-                    run_dir.mkdir()
-                    break
-                except FileExistsError:
-                    continue
+            if rank_zero_only.rank:  # type: ignore[attr-defined]  # started by torchrun or SLURM; only the first process writes
+                return parent / "elsewhere"
+            run_dir = _new_folder(parent)
         self.config.name = run_dir.parent.name  # so that the saved config leads to the same place
         os.environ[_RUN_DIR] = str(run_dir)
         return run_dir
@@ -158,12 +159,13 @@ class SRCLI(LightningCLI):
             self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.config.ckpt_path)
             if self.model.validated_step != self.trainer.global_step and self.datamodule.val_sets:
                 self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
-        except SystemExit:
-            if self.trainer.interrupted:  # Lightning turns Ctrl-C into sys.exit(1)
+        except SystemExit as e:
+            if self.trainer.interrupted and self.trainer.is_global_zero:
                 print(f"stopped at step {self.trainer.global_step}; the run folder is {self.run_dir}")
                 for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                     if isinstance(callback, LastCheckpoint) and callback.step:
                         print(f"continue from step {callback.step} with --ckpt_path {callback.path}")
+            if self.trainer.interrupted and not isinstance(e, Stopped):  # Lightning's exit(1) after the second Ctrl-C
                 raise SystemExit(130) from None
             raise
         finally:
@@ -172,8 +174,21 @@ class SRCLI(LightningCLI):
 
     def _check(self) -> None:
         """Whatever can be known to be wrong before the first step."""
-        self.datamodule.trainer = self.trainer
-        self.datamodule.setup("fit")
+        data = self.datamodule
+        data.trainer = self.trainer
+        report = find_faults(
+            data.train_sets, data.val_sets, data.scale, data.gt_size, thorough=False, on_error=data.on_error
+        )
+        try:
+            data.setup("fit")
+        except SRError as e:
+            count = sum(len(f.files) or 1 for f in report.findings if f.level == "error")
+            more = f" ({count} faults in all: scripts/prepare_data.py check lists them)" if count > 1 else ""
+            raise SRError(f"{e}{more}") from e
+        for finding in report.findings:
+            if finding.level == "warning":
+                names = ", ".join(path.name for path in finding.files[:3])
+                log.warning("%s: %s%s", finding.data_set, finding.message, f", e.g. {names}" if names else "")
         smallest = min((min(size) for pictures in self.datamodule.val_sets for size in pictures.gt_sizes), default=None)
         crop = self.model.crop_border
         if smallest is not None and (crop < 0 or smallest <= 2 * crop):
@@ -197,6 +212,20 @@ class SRCLI(LightningCLI):
             print(f"  python scripts/upscale.py image.png -m {self.run_dir / 'best.safetensors'} -o large.png")
 
 
+class DataCLI(SRCLI):
+    """Reads a training config for its data alone: no trainer, no run folder.
+
+    Raises:
+        SRError: any mistake in the config.
+    """
+
+    def before_instantiate_classes(self) -> None:
+        """The length of the run does not matter here."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        return None
+
+
 class SaveRunConfig(SaveConfigCallback):
     """Saves the resolved config such that running it again is a new run of the same name, not a resumption."""
 
@@ -206,17 +235,44 @@ class SaveRunConfig(SaveConfigCallback):
         super().__init__(parser, config, **kwargs)
 
 
+def _new_folder(parent: Path) -> Path:
+    """Make the folder in ``parent`` whose number follows the highest."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise SRError(f"cannot make a run folder in {parent} ({e.strerror}); choose another with --runs") from e
+    number = max((int(path.name) for path in parent.iterdir() if path.name.isdigit()), default=0)
+    while True:  # making a folder succeeds for one process only
+        number += 1
+        try:
+            (parent / f"{number:03d}").mkdir()
+            return parent / f"{number:03d}"
+        except FileExistsError:
+            continue
+
+
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``scripts/train.py``."""
+    set_up_logging()
+    SRCLI(args).train()
+
+
+def set_up_logging() -> None:
+    """Show the project's messages, once over all processes, and of Lightning's only what applies here."""
+    logging.basicConfig(format="%(message)s")
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        logging.getLogger("sr").setLevel(logging.INFO)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Lightning's advice that does not apply here; everything else stays.
     for message in (
         "does not have many workers",
         "in eval mode at the start",
         "LeafSpec",
         "Total length of `list` across ranks is zero",
         "smaller than the logging interval",
+        "sync_dist=True",  # metrics reduce themselves; the rest is equal on all devices
+        "returned a view tensor",
+        "`IterableDataset` has `__len__` defined",
+        "args parameter is intended to run from within Python",
     ):
         warnings.filterwarnings("ignore", message=f".*{message}.*")
-    SRCLI(args).train()

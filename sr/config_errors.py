@@ -54,6 +54,11 @@ def explain(message: str, parser: ArgumentParser) -> str:
     if found := re.search(r"No action for key \"([\w.]+)\"|Key '([\w.]+)' is not expected", message):
         key = found[1] or found[2]
         return f"unknown config key {key!r}{did_you_mean(key, _keys(parser))}"
+    if found := re.search(r"Expected a typing\.Literal\[(.+)\]\. Got value: (\S+)", message):
+        key = re.findall(r'Parser key "([\w.]+)"', message)[-1]
+        return f"{place}{key} is one of {found[1]}, not {found[2]!r}"
+    if found := re.search(r"^ *- (?!Does not|Problem with|Expected a <class 'NoneType'>)(.+)", message, re.M):
+        return f"{place}{found[1]}"  # inside an optional block
     line = " ".join(message.split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 

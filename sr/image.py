@@ -148,6 +148,28 @@ def image_size(path: str | Path) -> tuple[int, int]:
         return (width, height) if turn in (5, 6, 7, 8) else (height, width)
 
 
+def rgb_size(path: str | Path) -> tuple[int, int]:
+    """(height, width) of what :func:`read_rgb` will give, read from the header only; for data sets.
+
+    Raises:
+        SRError: as for :func:`read_rgb`, as far as a header can tell.
+    """
+    with _opened(Path(path)) as image:
+        _check_rgb(image, path)
+    return image_size(path)
+
+
+def _check_rgb(image: Image.Image, path: str | Path) -> None:
+    """Refuse what has no certain RGB, or is more than one picture."""
+    # Not MPO: a telephone's JPEG with a second, smaller picture behind the first.
+    if image.format != "MPO" and getattr(image, "is_animated", False):
+        raise SRError(f"{path} is an animation of {getattr(image, 'n_frames', 2)} frames; save the one you want")
+    if image.mode == "CMYK":
+        raise SRError(f"{path} is CMYK, whose colours depend on the printer; save it as RGB")
+    if image.mode in ("I", "F") and not is_16_bit(image):
+        raise SRError(f"{path} has 32-bit samples of unknown range; save it with 8 or 16 bits")
+
+
 def is_16_bit(image: Image.Image) -> bool:
     """Whether the samples of a grey picture have 16 bits, by its type."""
     # Older Pillow opens 16-bit grey PNG and PGM as 32-bit integers.
@@ -177,21 +199,21 @@ def _straight(image: Image.Image) -> Image.Image:
 def read_rgb(path: str | Path) -> Tensor:
     """Read a picture as 8-bit RGB, for data sets.
 
-    Grey, palette, 1-bit and CMYK become the RGB that they stand for; 16-bit grey is divided by 257 and rounded;
+    Grey, palette and 1-bit become the RGB that they stand for; 16-bit grey is divided by 257 and rounded;
     alpha is dropped, ICC profiles are ignored, the EXIF orientation is applied.
 
     Returns:
         uint8 (3, H, W), RGB.
 
     Raises:
-        SRError: as for :func:`open_image`; or 32-bit samples, whose range is unknown.
+        SRError: as for :func:`open_image`; or CMYK, an animation, or 32-bit samples, whose range is unknown.
     """
+    with _opened(Path(path)) as image:
+        _check_rgb(image, path)
     image = open_image(path)
     if is_16_bit(image):
         values = np.asarray(image).astype(np.int64)
         return torch.from_numpy(((values + 128) // 257).astype(np.uint8)).expand(3, -1, -1).contiguous()
-    if image.mode in ("I", "F"):
-        raise SRError(f"{path} has 32-bit samples of unknown range; save it with 8 or 16 bits")
     if image.mode != "RGB":
         try:
             image = _straight(image).convert("RGB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
@@ -23,6 +24,7 @@ class ResumableCSVLogger(CSVLogger):
         self._writer: _Writer | None = None
 
     @property
+    @rank_zero_experiment
     def experiment(self) -> ExperimentWriter:
         """The writer, made on first use, so that a run which never starts leaves no file."""
         if self._writer is None:

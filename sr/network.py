@@ -21,6 +21,7 @@ class SRNetwork(nn.Module):
     and records the constructor's arguments in ``hparams``, so that a weights file can rebuild the network.
 
     Attributes (a subclass overrides them on the class, or in ``__init__`` where they depend on arguments):
+        arch: name of the class.
         hparams: every constructor argument with its value, defaults included.
         scale: output edge / input edge.
         in_channels: channels of the input and of the output.
@@ -31,6 +32,7 @@ class SRNetwork(nn.Module):
         supports_bf16: the network gives finite and useful results under bfloat16 autocast.
     """
 
+    arch: str
     hparams: dict[str, Any]
     multiple_of: int = 1
     min_size: int = 1
@@ -43,6 +45,7 @@ class SRNetwork(nn.Module):
         self = super().__new__(cls)
         bound = inspect.signature(cls.__init__).bind_partial(self, *args, **kwargs)
         bound.apply_defaults()
+        self.__dict__["arch"] = cls.__name__  # FSDP exchanges the class
         self.__dict__["hparams"] = dict(list(bound.arguments.items())[1:])  # all but self
         return self
 
@@ -99,4 +102,9 @@ class SRNetwork(nn.Module):
     @classmethod
     def remap(cls, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Published key names -> this implementation's; called on what :meth:`infer_hparams` has recognised."""
+        return dict(state_dict)
+
+    @classmethod
+    def upgrade(cls, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights as an earlier version of the project wrote them -> as this one has them."""
         return dict(state_dict)

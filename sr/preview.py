@@ -6,6 +6,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from sr.image import to_image
 from sr.metrics import psnr
 from sr.resize import imresize
 
@@ -45,6 +46,27 @@ def comparison(lq: Tensor, sr: Tensor, gt: Tensor, scale: int, edge: int = 192) 
         strip.paste(Image.fromarray(crop.numpy()), (i * (width + _GAP), _LABEL_HEIGHT))
         draw.text((i * (width + _GAP) + 2, 1), label, fill="black")
     return strip
+
+
+def contact_sheet(rows: list[list[Tensor]], labels: list[str]) -> Image.Image:
+    """A table of pictures, each enlarged without interpolation to the size of the first in its row.
+
+    Args:
+        rows: in each row pictures (3, h, w), uint8 or float in [0, 1]; the first one's edges are multiples of theirs.
+        labels: one a column.
+    """
+    height, width = rows[0][0].shape[-2:]
+    sheet = Image.new(
+        "RGB", (len(labels) * (width + _GAP) - _GAP, _LABEL_HEIGHT + len(rows) * (height + _GAP) - _GAP), "white"
+    )
+    draw = ImageDraw.Draw(sheet)
+    for x, label in enumerate(labels):
+        draw.text((x * (width + _GAP) + 2, 1), label, fill="black")
+    for y, row in enumerate(rows):
+        for x, picture in enumerate(row):
+            image = to_image(picture).resize((width, height), Image.Resampling.NEAREST)
+            sheet.paste(image, (x * (width + _GAP), _LABEL_HEIGHT + y * (height + _GAP)))
+    return sheet
 
 
 def _psnr(picture: Tensor, gt: Tensor, crop_border: int) -> float:

@@ -17,8 +17,8 @@ import torch
 Job = Callable[[], object]
 
 
-def alternate(jobs: Mapping[str, Job], repeats: int) -> dict[str, float]:
-    """Median seconds of each job; they take turns, A B C A B C, so that other load on the machine meets them alike.
+def timings(jobs: Mapping[str, Job], repeats: int) -> dict[str, list[float]]:
+    """Seconds of every run of each job; they take turns, A B C A B C, so that other load meets them alike.
 
     Args:
         jobs: what to time; each runs once before, unmeasured.
@@ -32,7 +32,12 @@ def alternate(jobs: Mapping[str, Job], repeats: int) -> dict[str, float]:
             start = time.perf_counter()
             job()
             times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+    return times
+
+
+def alternate(jobs: Mapping[str, Job], repeats: int) -> dict[str, float]:
+    """Median seconds of each job, of :func:`timings`."""
+    return {name: statistics.median(seconds) for name, seconds in timings(jobs, repeats).items()}
 
 
 def extra_memory(make_job: Callable[..., Job], *args: Any) -> float:

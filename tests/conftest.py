@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 torch.set_num_threads(2)
 
 MakePictures = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packs of a test lie in a folder of its own."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "sr"
 
 
 @pytest.fixture
@@ -41,3 +52,55 @@ def make_pictures(tmp_path: Path) -> MakePictures:
 def picture_folder(make_pictures: MakePictures) -> Path:
     """Three pictures of 32 x 40, one of them in a sub-folder."""
     return make_pictures("pictures", ["a.png", "b.png", "sub/c.png"])
+
+
+@pytest.fixture
+def config(tmp_path: Path, make_pictures: MakePictures, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A complete config for a network of a few hundred parameters, and a fresh working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SR_RUN_DIR", raising=False)
+    train = make_pictures("train", {"a.png": (40, 48), "b.png": (33, 50)})
+    val = make_pictures("val", {"v.png": (36, 41)})
+    return {
+        "model": {
+            "network": {
+                "class_path": "sr.archs.SparseSR",
+                "init_args": {
+                    "scale": 2,
+                    "dim": 4,
+                    "groups": 1,
+                    "blocks": 1,
+                    "match_dim": 4,
+                    "value_dim": 4,
+                    "window": 4,
+                },
+            },
+            "losses": [{"class_path": "sr.losses.L1Loss"}],
+            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": "1e-3"}},
+            "scheduler": {"class_path": "sr.schedules.Cosine"},
+        },
+        "data": {
+            "train": {"class_path": "sr.data.GTFolder", "init_args": {"root": str(train)}},
+            "val": [{"class_path": "sr.data.GTFolder", "init_args": {"root": str(val)}}],
+            "gt_size": 16,
+            "batch_size": 2,
+        },
+        "trainer": {"max_steps": 4, "val_check_interval": 2, "accelerator": "cpu", "log_every_n_steps": 1},
+    }
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Train with a config and further arguments, in this process; gives the run's folder and the CLI."""
+
+    def run(config: dict, *args: str) -> Any:
+        monkeypatch.delenv("SR_RUN_DIR", raising=False)
+        Path("tiny.yaml").write_text(yaml.safe_dump(config))
+        monkeypatch.setattr(sys, "argv", ["train.py", "--config", "tiny.yaml", *args])
+        from sr.cli import SRCLI
+
+        cli = SRCLI()
+        cli.train()
+        return cli
+
+    return run

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,17 @@ import torch
 from PIL import Image
 
 from sr.errors import SRError
-from sr.image import check_output, image_size, list_images, open_image, read_rgb, save_image, to_image, to_tensor
+from sr.image import (
+    check_output,
+    image_size,
+    list_images,
+    open_image,
+    read_rgb,
+    rgb_size,
+    save_image,
+    to_image,
+    to_tensor,
+)
 
 
 def grey_ramp(h: int = 4, w: int = 6) -> np.ndarray:
@@ -136,10 +147,22 @@ def test_read_rgb_of_every_mode(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(Image.fromarray(grey > 90)), np.where(three > 90, 255, 0))
     palette = Image.fromarray(colour).quantize(24)
     np.testing.assert_array_equal(read(palette), np.asarray(palette.convert("RGB")))
-    np.testing.assert_array_equal(read(Image.new("CMYK", (2, 2), (0, 255, 255, 0)), ".tif")[0, 0], [255, 0, 0])
-    np.testing.assert_allclose(read(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), ".jpg")[0, 0], [255, 0, 0], atol=3)
+
+
+@pytest.mark.parametrize("function", [read_rgb, rgb_size])
+def test_what_has_no_certain_rgb_is_refused(tmp_path: Path, function: Callable[[Path], object]) -> None:
+    for suffix in (".tif", ".jpg"):
+        Image.new("CMYK", (16, 16)).save(tmp_path / f"x{suffix}")
+        with pytest.raises(SRError, match=rf"x\{suffix} is CMYK"):
+            function(tmp_path / f"x{suffix}")
+    Image.fromarray(np.ones((2, 2), np.float32)).save(tmp_path / "x.tif")
     with pytest.raises(SRError, match="32-bit samples"):
-        read(Image.fromarray(np.ones((2, 2), np.float32)), ".tif")
+        function(tmp_path / "x.tif")
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
+    for suffix in (".png", ".webp", ".tif"):
+        frames[0].save(tmp_path / f"moving{suffix}", save_all=True, append_images=frames[1:])
+        with pytest.raises(SRError, match=rf"moving\{suffix} is an animation of 3 frames"):
+            function(tmp_path / f"moving{suffix}")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".pgm"])

@@ -13,17 +13,24 @@ ROOT = Path(__file__).parents[1]
 # and except where listed in the order of the row itself: `a, b` lets b import a.
 ROWS = [
     ["errors", "process"],
-    ["network", "color", "resize", "image"],
+    ["network", "color", "resize", "image", "fetch"],
     ["registry", "weights"],
-    ["archs", "degradations", "losses", "metrics", "schedules"],
+    ["archs", "degradations", "metrics", "schedules"],
     ["checkpoint", "data"],
-    ["inference", "evaluation", "preview", "attention_map", "profiling", "export"],
-    ["module", "callbacks", "logs"],
+    ["inference", "losses", "evaluation", "preview", "attention_map", "profiling", "efficiency", "plots", "export"],
+    ["module", "gan", "safeguards", "callbacks", "logs"],
     ["config_errors"],
     ["cli"],
 ]
-IN_ORDER = {("weights", "registry"), ("evaluation", "inference"), ("callbacks", "module")}
-LIGHTNING = {"module", "callbacks", "logs", "cli", "data"}  # of data only sr/data/module.py
+IN_ORDER = {
+    ("weights", "registry"),
+    ("efficiency", "profiling"),
+    ("evaluation", "inference"),
+    ("gan", "module"),
+    ("safeguards", "module"),
+    ("callbacks", "module"),
+}
+LIGHTNING = {"module", "gan", "safeguards", "callbacks", "logs", "cli", "data"}  # of data only sr/data/module.py
 
 
 def row_of(part: str) -> int:

@@ -23,56 +23,6 @@ from sr.module import SRModule
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def config(tmp_path, make_pictures, monkeypatch):
-    """A complete config for a network of a few hundred parameters, and a fresh working folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SR_RUN_DIR", raising=False)
-    train = make_pictures("train", {"a.png": (40, 48), "b.png": (33, 50)})
-    val = make_pictures("val", {"v.png": (36, 41)})
-    return {
-        "model": {
-            "network": {
-                "class_path": "sr.archs.SparseSR",
-                "init_args": {
-                    "scale": 2,
-                    "dim": 4,
-                    "groups": 1,
-                    "blocks": 1,
-                    "match_dim": 4,
-                    "value_dim": 4,
-                    "window": 4,
-                },
-            },
-            "losses": [{"class_path": "sr.losses.L1Loss"}],
-            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": "1e-3"}},
-            "scheduler": {"class_path": "sr.schedules.Cosine"},
-        },
-        "data": {
-            "train": {"class_path": "sr.data.GTFolder", "init_args": {"root": str(train)}},
-            "val": [{"class_path": "sr.data.GTFolder", "init_args": {"root": str(val)}}],
-            "gt_size": 16,
-            "batch_size": 2,
-        },
-        "trainer": {"max_steps": 4, "val_check_interval": 2, "accelerator": "cpu", "log_every_n_steps": 1},
-    }
-
-
-@pytest.fixture
-def start(monkeypatch):
-    """Train with a config and further arguments, in this process; gives the run's folder and the CLI."""
-
-    def run(config: dict, *args: str) -> SRCLI:
-        monkeypatch.delenv("SR_RUN_DIR", raising=False)
-        Path("tiny.yaml").write_text(yaml.safe_dump(config))
-        monkeypatch.setattr(sys, "argv", ["train.py", "--config", "tiny.yaml", *args])
-        cli = SRCLI()
-        cli.train()
-        return cli
-
-    return run
-
-
 def test_a_run_leaves_everything_it_promises(config, start, capsys):
     cli = start(config)
     folder = cli.run_dir
@@ -193,8 +143,8 @@ def test_without_validation_the_end_is_exported(config, start):
 def test_a_diverged_run_says_so(config, start):
     config["model"]["optimizer"]["init_args"]["lr"] = 1e30
     config["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": []}}
-    with pytest.raises(SRError, match="the training diverged"):
-        start(config, "--trainer.max_steps", "6", "--trainer.val_check_interval", "6")
+    with pytest.raises(SRError, match=r"the gradient was not finite 10 times in a row, the last time on train/"):
+        start(config, "--trainer.max_steps", "16", "--trainer.val_check_interval", "16")
 
 
 def test_validation_counts_optimiser_steps(config, start, capsys):
@@ -259,22 +209,6 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path):
     assert "--ckpt_path runs/tiny/001/checkpoints/last.ckpt" in out
     assert torch.load(last, weights_only=True)["global_step"] == int(out.split("continue from step ")[1].split()[0])
     assert "Traceback" not in err
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(config, tmp_path, start):
-    """Also with fewer validation pictures than processes."""
-    config["model"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
-    one = state(start(config))
-    Path("tiny.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml"]
-    command += ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert result.returncode == 0, result.stderr
-    assert sorted(p.name for p in Path("runs/tiny").iterdir()) == ["001", "002"]
-    two = torch.load("runs/tiny/002/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    for key in one:
-        torch.testing.assert_close(two[key], one[key], atol=1e-5, rtol=1e-4)
 
 
 def test_averaged_weights_follow_their_definition(config, start):
@@ -369,7 +303,7 @@ def test_the_script_prints_a_mistake_without_a_traceback(config, tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.startswith("error: ") and "no_such_folder" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ") and "no_such_folder" in result.stderr
     assert "Traceback" not in result.stderr and result.stderr.count("\n") <= 2
 
 

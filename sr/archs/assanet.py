@@ -270,6 +270,25 @@ class ASSANet(SRNetwork):
             x = group(x, tiles)
         return self.upsample(conv(x) + shallow) + self.mean
 
+    def work(self, h: int, w: int) -> dict[str, int]:
+        """Cost by definition for h x w input pixels, see :mod:`sr.efficiency`: what no counter sees in fused kernels.
+
+        Every convolution has an output of h x w, also the one that predicts taps; applying these is nine products a
+        value; attention is two matrix products in each tile. What runs is less: a value of a dynamic convolution takes
+        54 products instead of 90, and the output convolution is part of attention.
+        """
+        convolutions = [m for m in self.modules() if isinstance(m, nn.Conv2d)]
+        macs = h * w * sum(conv.weight.numel() for conv in convolutions)
+        attended = h * w
+        if self.tile is not None and not self.training:
+            axes = (_Axis(size, self.tile, self.mean.device) for size in (h, w))
+            attended = math.prod(len(axis.starts) * axis.edge for axis in axes)
+        for attention in (m for m in self.modules() if isinstance(m, SparseAttention)):
+            dim = attention.project_out.in_channels
+            macs += 9 * 2 * dim * h * w + 2 * dim**2 * attended
+        activations = h * w * sum(conv.out_channels for conv in convolutions)
+        return {"macs": macs, "activations": activations, "convolutions": len(convolutions)}
+
     @classmethod
     def infer_hparams(cls, state_dict: Mapping[str, Tensor]) -> dict[str, Any] | None:
         """Arguments of a published file; the tiles' edge, which no shape tells, is that of the paper's variant."""

@@ -9,6 +9,7 @@ starts at zero, an untrained network is bicubic (but for two pixels at the borde
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -149,7 +150,7 @@ class SparseAttention(nn.Module):
             raise SRError(f"{topk=} windows cannot be chosen among the {(2 * radius + 1) ** 2 - 1} within {radius=}")
         self.match_dim, self.heads, self.window, self.topk, self.radius = match_dim, heads, window, topk, radius
         self.features = nn.Conv2d(dim, match_dim + value_dim, 3, padding=1)
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(10.0)))
+        self.log_temperature = nn.Parameter(torch.tensor([math.log(10.0)]))  # 1-d: FSDP cannot shard scalars
         self.proj = nn.Conv2d(2 * value_dim, dim, 1)
 
     def match_and_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +159,9 @@ class SparseAttention(nn.Module):
         value = F.relu(value)
         return F.normalize(match, dim=1) * (0.5 * self.log_temperature).exp(), value
 
-    def forward(self, x: Tensor, gate: Tensor, choice: Choice | None, kept: Tensor | None) -> tuple[Tensor, Choice]:
+    def forward(
+        self, x: Tensor, gate: Tensor, choice: Choice | None, kept: Tensor | None
+    ) -> tuple[Tensor, Choice | None]:
         """Apply the layer.
 
         Args:
@@ -168,8 +171,10 @@ class SparseAttention(nn.Module):
             kept: indices of the windows that take part in attention; ``None``: all. The others' gate must be 0.
 
         Returns:
-            The features, of ``x``'s shape, and the choice.
+            The features, of ``x``'s shape, and the choice; ``None`` where no window is kept.
         """
+        if kept is not None and len(kept) == 0:
+            return x + self._local_path(x), None
         match, value = self.match_and_value(x)
         windows = to_windows(torch.cat((match, value), 1), self.window)  # (N, Hw, Ww, T, match_dim + value_dim)
         shape = windows.shape
@@ -190,6 +195,13 @@ class SparseAttention(nn.Module):
             out = out.new_zeros(windows.shape[0], *out.shape[1:]).index_copy(0, kept, out)
         found = from_windows(out.view(*shape[:-1], -1), self.window)
         return x + self.proj(torch.cat((found, value), 1)), choice
+
+    def _local_path(self, x: Tensor) -> Tensor:
+        """What remains of the layer where no window takes part in attention: half of its convolutions."""
+        features, proj = self.features, self.proj
+        assert features.bias is not None
+        value = F.conv2d(x, features.weight[self.match_dim :], features.bias[self.match_dim :], padding=1)
+        return F.conv2d(F.relu(value), proj.weight[:, proj.in_channels // 2 :], proj.bias)
 
 
 class ResidualBlock(nn.Module):
@@ -293,6 +305,10 @@ class SparseSR(SRNetwork):
         # An attention layer reaches to the far edge of the farthest window, a convolution one pixel on.
         self.receptive_field = 2 + groups * (2 * blocks + 1 + (radius + 1) * window)
 
+    @classmethod
+    def upgrade(cls, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {k: v.reshape(1) if k.endswith("log_temperature") else v for k, v in state_dict.items()}
+
     @property
     def sparsity(self) -> float:
         """Texture up to which windows skip attention; saved with the network."""
@@ -327,7 +343,9 @@ class Group(nn.Module):
         self.blocks = nn.Sequential(*(ResidualBlock(dim) for _ in range(blocks)))
         self.mixer = mixer
 
-    def forward(self, x: Tensor, gate: Tensor, choice: Choice | None, kept: Tensor | None) -> tuple[Tensor, Choice]:
+    def forward(
+        self, x: Tensor, gate: Tensor, choice: Choice | None, kept: Tensor | None
+    ) -> tuple[Tensor, Choice | None]:
         features, choice = self.mixer(self.blocks(x), gate, choice, kept)
         return features, choice
 

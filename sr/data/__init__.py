@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sr.data.folders import BenchmarkFolder, GTFolder, PairedFolder, PictureSet, find_pictures
 from sr.data.patches import PatchDataset, PictureDataset
+from sr.data.streaming import StreamingGTDataset
 
 if TYPE_CHECKING:
     from sr.data.module import SRDataModule
@@ -18,6 +19,7 @@ __all__ = [
     "PictureDataset",
     "PictureSet",
     "SRDataModule",
+    "StreamingGTDataset",
     "find_pictures",
 ]
 

@@ -6,17 +6,24 @@ checks every size from the headers, so that a wrong pair stops a run before it s
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
 from sr.data.pairs import by_stem, match_pairs
 from sr.errors import SRError
-from sr.image import image_size, list_images, read_rgb
+from sr.image import list_images, read_rgb, rgb_size
 from sr.resize import imresize
+
+log = logging.getLogger(__name__)
+
+OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class PictureSet(ABC):
     Attributes:
         name: how logs and messages call the set, e.g. ``Set5``.
         scale: GT edge / LQ edge; 0 before :meth:`prepare`.
+        on_error: what happens to a picture that cannot be read: ``raise`` an error, or ``skip`` it.
+        skipped: what was wrong with each picture left out.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,26 +62,68 @@ class PictureSet(ABC):
             raise SRError(f"the name of a picture set goes into file names, and cannot be {name!r}; give another")
         self.name = name
         self.scale = 0
+        self.on_error: OnError = "raise"
+        self.skipped: list[str] = []
         self._pictures: list[Picture] = []
 
     @abstractmethod
     def find(self, scale: int) -> list[Picture]:
-        """List the pictures and check them without decoding any; raise :class:`~sr.errors.SRError`."""
+        """List the pictures and check them without decoding any; raise :class:`~sr.errors.SRError`.
 
-    def prepare(self, scale: int) -> None:
+        What concerns one picture only is done inside ``with self.trying():``.
+        """
+
+    def prepare(self, scale: int, on_error: OnError = "raise") -> None:
         """List and check the pictures for a scale; cheap, and nothing at all the second time.
 
         Args:
             scale: GT edge / LQ edge, at least 1.
+            on_error: ``skip`` leaves out pictures that cannot be read, and says so.
 
         Raises:
-            SRError: a folder is missing or empty, a picture cannot be read, has no partner, or has the wrong size.
+            SRError: a folder is missing or empty, a picture has no partner, has the wrong size, or cannot be read; or
+                none of them can.
         """
         if not isinstance(scale, int) or scale < 1:
             raise SRError(f"scale must be a whole number of at least 1, not {scale!r}")
-        if scale != self.scale:
-            self._pictures = self.find(scale)
-            self.scale = scale
+        if scale == self.scale and on_error == self.on_error:
+            return
+        self.on_error, self.skipped = on_error, []
+        self._pictures = self.find(scale)
+        self._report(self.skipped)
+        self.scale = scale
+        cut = sum(p.header != p.gt_size for p in self._pictures)
+        if cut:
+            log.info("%d of %d pictures of %r are cut to a multiple of %d", cut, len(self), self.name, scale)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """An error inside the block leaves out one picture, if the set was prepared so."""
+        try:
+            yield
+        except SRError as e:
+            if self.on_error == "raise":
+                raise
+            self.skipped.append(str(e))
+
+    def drop(self, errors: Mapping[int, str]) -> None:
+        """Leave out pictures that turned out to be unreadable.
+
+        Args:
+            errors: index -> what is wrong.
+
+        Raises:
+            SRError: no picture is left.
+        """
+        self._pictures = [p for i, p in enumerate(self._pictures) if i not in errors]
+        self.skipped += errors.values()
+        self._report(list(errors.values()))
+
+    def _report(self, errors: list[str]) -> None:
+        if errors and not self._pictures:
+            raise SRError(f"no picture of {self.name!r} can be read, e.g. {errors[0]}")
+        if errors:
+            log.warning("%d pictures of %r are left out:\n  %s", len(errors), self.name, "\n  ".join(errors))
 
     @property
     def pictures(self) -> list[Picture]:
@@ -94,11 +145,11 @@ class PictureSet(ABC):
     def __len__(self) -> int:
         return len(self.pictures)
 
-    def pair(self, i: int) -> tuple[Tensor, Tensor]:
-        """Read picture ``i``.
+    def read_gt(self, i: int) -> Tensor:
+        """Read the ground truth of picture ``i``.
 
         Returns:
-            lq: uint8 (3, h, w), RGB; gt: uint8 (3, scale*h, scale*w), RGB, contiguous.
+            uint8 (3, H, W), RGB, contiguous; multiples of the scale.
 
         Raises:
             SRError: a file cannot be read, or is no longer what :meth:`prepare` saw.
@@ -110,7 +161,19 @@ class PictureSet(ABC):
                 f"{picture.gt} is {_hw(gt.shape[-2:])}, but its header said {_hw(picture.header)}; save it anew"
             )
         h, w = picture.gt_size
-        gt = gt[:, :h, :w].contiguous()
+        return gt[:, :h, :w].contiguous()
+
+    def pair(self, i: int) -> tuple[Tensor, Tensor]:
+        """Read picture ``i``, or make its LQ from the whole GT.
+
+        Returns:
+            lq: uint8 (3, h, w), RGB; gt: uint8 (3, scale*h, scale*w), RGB, contiguous.
+
+        Raises:
+            SRError: a file cannot be read, or is no longer what :meth:`prepare` saw.
+        """
+        picture, gt = self.pictures[i], self.read_gt(i)
+        h, w = picture.gt_size
         if picture.lq is None:
             return imresize(gt, size=(h // self.scale, w // self.scale)), gt
         lq = read_rgb(picture.lq)
@@ -139,10 +202,11 @@ class GTFolder(PictureSet):
         """List the folder; a picture smaller than ``scale`` is refused."""
         found = []
         for name, gt in by_stem(self.root, list_images(self.root)).items():
-            h, w = image_size(gt)
-            if min(h, w) < scale:
-                raise SRError(f"{gt} is {_hw((h, w))}, too small for scale {scale}; remove it")
-            found.append(Picture(name, gt, None, (h, w), (h - h % scale, w - w % scale)))
+            with self.trying():
+                h, w = rgb_size(gt)
+                if min(h, w) < scale:
+                    raise SRError(f"{gt} is {_hw((h, w))}, too small for scale {scale}; remove it")
+                found.append(Picture(name, gt, None, (h, w), (h - h % scale, w - w % scale)))
         return found
 
 
@@ -171,11 +235,12 @@ class PairedFolder(PictureSet):
         pairs = match_pairs(self.name, (self.gt, list_images(self.gt)), (self.lq, list_images(self.lq)), scale)
         found, wrong = [], []
         for name, gt, lq in pairs:
-            size, (lq_h, lq_w) = image_size(gt), image_size(lq)
-            h, w = lq_h * scale, lq_w * scale
-            if not (h <= size[0] < h + scale and w <= size[1] < w + scale):
-                wrong.append(f"{gt} is {_hw(size)} and {lq} is {_hw((lq_h, lq_w))}")
-            found.append(Picture(name, gt, lq, size, (h, w)))
+            with self.trying():
+                size, (lq_h, lq_w) = rgb_size(gt), rgb_size(lq)
+                h, w = lq_h * scale, lq_w * scale
+                if not (h <= size[0] < h + scale and w <= size[1] < w + scale):
+                    wrong.append(f"{gt} is {_hw(size)} and {lq} is {_hw((lq_h, lq_w))}")
+                found.append(Picture(name, gt, lq, size, (h, w)))
         if wrong:
             more = f" (and {len(wrong) - 1} more pairs)" if len(wrong) > 1 else ""
             raise SRError(
@@ -208,11 +273,15 @@ class BenchmarkFolder(PictureSet):
         if not gt.is_dir():
             if lq.is_dir():
                 raise SRError(f"{self.root} holds LR_bicubic but no HR; put the high-resolution pictures in {gt}")
-            return GTFolder(self.root, self.name).find(scale)
+            return self._as(GTFolder(self.root, self.name), scale)
         for folder in (lq / f"X{scale}", lq / f"x{scale}"):
             if folder.is_dir():
-                return PairedFolder(gt, folder, self.name).find(scale)
-        return GTFolder(gt, self.name).find(scale)
+                return self._as(PairedFolder(gt, folder, self.name), scale)
+        return self._as(GTFolder(gt, self.name), scale)
+
+    def _as(self, layout: PictureSet, scale: int) -> list[Picture]:
+        layout.on_error, layout.skipped = self.on_error, self.skipped
+        return layout.find(scale)
 
 
 def find_pictures(root: str | Path, scale: int, name: str | None = None) -> PictureSet:

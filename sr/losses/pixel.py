@@ -1,11 +1,13 @@
-"""Distances between pixels and between their spectra."""
+"""Distances between pixels, between their spectra and between their neighbourhoods."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from kornia.metrics import ssim
 from torch import Tensor
 
+from sr.errors import SRError
 from sr.losses.base import Loss
 
 
@@ -18,8 +20,30 @@ class L1Loss(Loss):
 
     name = "l1"
 
-    def term(self, sr: Tensor, gt: Tensor) -> Tensor:
-        return F.l1_loss(sr, gt)
+    def term(self, sr: Tensor, target: Tensor) -> Tensor:
+        return F.l1_loss(sr, target)
+
+
+class CharbonnierLoss(Loss):
+    """Mean of ``sqrt(d^2 + eps^2)``, a smooth absolute difference.
+
+    "Deep Laplacian Pyramid Networks for Fast and Accurate Super-Resolution" (Lai et al., CVPR 2017).
+
+    Args:
+        weight: factor of the term in the sum.
+        eps: difference below which it is more like a square; also its value where nothing differs.
+    """
+
+    name = "charbonnier"
+
+    def __init__(self, weight: float = 1.0, eps: float = 1e-3) -> None:
+        super().__init__(weight)
+        if not eps > 0:
+            raise SRError(f"eps of the Charbonnier loss must be larger than 0, not {eps}")
+        self.eps = eps
+
+    def term(self, sr: Tensor, target: Tensor) -> Tensor:
+        return ((sr - target).square() + self.eps**2).sqrt().mean()
 
 
 class FFTL1Loss(Loss):
@@ -37,6 +61,22 @@ class FFTL1Loss(Loss):
     def __init__(self, weight: float = 0.05) -> None:
         super().__init__(weight)
 
-    def term(self, sr: Tensor, gt: Tensor) -> Tensor:
-        # One transform of the difference: the transform is linear. In float32: there is no half-precision FFT on CPUs.
-        return torch.view_as_real(torch.fft.rfft2((sr - gt).float())).abs().mean()
+    def term(self, sr: Tensor, target: Tensor) -> Tensor:
+        return torch.view_as_real(torch.fft.rfft2(sr - target)).abs().mean()  # one transform: it is linear
+
+
+class SSIMLoss(Loss):
+    """``1 - SSIM``, over R, G and B, with a Gaussian window of 11 pixels (sigma 1.5) inside the picture.
+
+    "Image Quality Assessment: From Error Visibility to Structural Similarity" (Wang et al., TIP 2004).
+
+    Args:
+        weight: factor of the term in the sum.
+    """
+
+    name = "ssim"
+
+    def term(self, sr: Tensor, target: Tensor) -> Tensor:
+        if min(sr.shape[-2:]) < 11:
+            raise SRError(f"SSIMLoss needs patches of at least 11 pixels, not {tuple(sr.shape[-2:])}; raise gt_size")
+        return 1 - ssim(sr, target, window_size=11, padding="valid").mean()

@@ -1,4 +1,4 @@
-"""The metrics of :mod:`sr.metrics.functional` as torchmetrics classes: means over all pictures of a set."""
+"""Metrics as torchmetrics classes: means over all pictures of a set, whatever the batches and processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class PictureMean(Metric):
 
     Args:
         crop_border: pixels to shave off each side; papers shave ``scale``.
-        test_y_channel: compare MATLAB's Y rather than all channels.
         kwargs: passed on to :class:`torchmetrics.Metric`.
 
     Attributes:
@@ -34,10 +33,9 @@ class PictureMean(Metric):
     count: Tensor
     identical: Tensor
 
-    def __init__(self, *, crop_border: int = 0, test_y_channel: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *, crop_border: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.crop_border = crop_border
-        self.test_y_channel = test_y_channel
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("identical", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
@@ -81,17 +79,36 @@ class PictureMean(Metric):
         return self
 
 
-class PSNR(PictureMean):
-    """Mean of :func:`sr.metrics.functional.psnr` over pictures, in dB."""
+class _Fidelity(PictureMean):
+    def __init__(
+        self,
+        *,
+        crop_border: int = 0,
+        test_y_channel: bool = True,
+        full_range: bool = False,
+        rounded: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(crop_border=crop_border, **kwargs)
+        self.how: dict[str, Any] = {
+            "crop_border": crop_border,
+            "test_y_channel": test_y_channel,
+            "full_range": full_range,
+            "rounded": rounded,
+        }
+
+
+class PSNR(_Fidelity):
+    """Mean of :func:`sr.metrics.psnr` over pictures, in dB; takes its keyword arguments."""
 
     def measure(self, sr: Tensor, gt: Tensor) -> Tensor:
         """PSNR of each picture, (N,), float64, dB."""
-        return functional.psnr(sr, gt, crop_border=self.crop_border, test_y_channel=self.test_y_channel)
+        return functional.psnr(sr, gt, **self.how)
 
 
-class SSIM(PictureMean):
-    """Mean of :func:`sr.metrics.functional.ssim` over pictures."""
+class SSIM(_Fidelity):
+    """Mean of :func:`sr.metrics.ssim` over pictures; takes its keyword arguments."""
 
     def measure(self, sr: Tensor, gt: Tensor) -> Tensor:
         """SSIM of each picture, (N,), float64."""
-        return functional.ssim(sr, gt, crop_border=self.crop_border, test_y_channel=self.test_y_channel)
+        return functional.ssim(sr, gt, **self.how)

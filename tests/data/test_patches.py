@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from sr.data import GTFolder, PairedFolder, PatchDataset, PictureDataset, find_pictures
+from sr.data.pack import open_pack
 from sr.errors import SRError
 
 MakePictures = Callable[..., Path]
@@ -44,13 +45,14 @@ def untangle(patch: Tensor) -> tuple[int, int, tuple[bool, bool, bool]]:
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_lq_and_gt_are_the_same_place_turned_the_same_way(coordinates: PairedFolder, cache: bool) -> None:
-    data = PatchDataset(coordinates, scale=2, gt_size=24, seed=3, cache=cache)
-    data.load()
+    data = PatchDataset(coordinates, scale=2, gt_size=24, seed=3)
+    if cache:
+        data.pack()
     symmetries, places = set(), set()
     for i in range(150):
         sample = data[i]
         assert sample["lq"].shape == (3, 12, 12) and sample["gt"].shape == (3, 24, 24)
-        assert all(v.dtype == torch.uint8 and v.is_contiguous() for v in sample.values())
+        assert all(sample[k].dtype == torch.uint8 and sample[k].is_contiguous() for k in ("lq", "gt"))
         y, x, symmetry = untangle(sample["lq"])
         assert untangle(sample["gt"]) == (2 * y, 2 * x, symmetry)
         symmetries.add(symmetry)
@@ -63,7 +65,7 @@ def test_lq_and_gt_are_the_same_place_turned_the_same_way(coordinates: PairedFol
 def test_lq_is_a_part_of_the_reduced_picture_not_a_reduced_part(picture_folder: Path) -> None:
     pictures = GTFolder(picture_folder)
     data = PatchDataset(pictures, scale=2, gt_size=16)
-    data.load()
+    data.pack()
     wholes = [pictures.pair(i)[0] for i in range(len(pictures))]
     turned = [torch.rot90(w.flip(-1) if f else w, k, (1, 2)) for w in wholes for f in (0, 1) for k in range(4)]
     for i in range(10):
@@ -74,8 +76,9 @@ def test_lq_is_a_part_of_the_reduced_picture_not_a_reduced_part(picture_folder: 
 
 def test_a_sample_depends_on_seed_and_index_only(picture_folder: Path) -> None:
     def make(seed: int, cache: bool) -> PatchDataset:
-        data = PatchDataset(GTFolder(picture_folder), 2, 16, seed=seed, cache=cache)
-        data.load()
+        data = PatchDataset(GTFolder(picture_folder), 2, 16, seed=seed)
+        if cache:
+            data.pack()
         return data
 
     first, again, other = make(5, True), make(5, False), make(6, True)
@@ -95,7 +98,7 @@ def test_pictures_are_drawn_in_proportion_to_their_area(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         Image.new("L", size, value).save(tmp_path / name / "x.png")
     data = PatchDataset([GTFolder(tmp_path / "a"), GTFolder(tmp_path / "b")], 2, 20, seed=1)
-    data.load()
+    data.pack()
     values = [int(data[i]["gt"][0, 0, 0]) for i in range(1400)]
     assert set(values) == {10, 20}
     assert 160 < values.count(10) < 240  # 1/7 of 1400 is 200
@@ -148,19 +151,63 @@ def test_an_unreadable_picture_is_named_before_training(make_pictures: MakePictu
         (root / name).write_bytes(data[: len(data) // 2])  # the header is whole
     patches = PatchDataset(GTFolder(root), 2, 16)
     with pytest.raises(SRError, match=r"b\.png is damaged or incomplete.*\n\(and 1 more pictures cannot be read\)"):
-        patches.load()
-    whole = PictureDataset(patches.sets[0])
-    with pytest.raises(SRError, match=r"b\.png is damaged"):
-        whole.load()
+        patches.pack()
+    with pytest.raises(SRError, match=r"\.png is damaged"):
+        for i in range(50):
+            patches[i]
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_an_unreadable_picture_is_left_out_if_so_wished(
+    make_pictures: MakePictures, cache: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_pictures("hr", [f"{c}.png" for c in "abc"])
+    (root / "a.png").write_bytes((root / "a.png").read_bytes()[:200])
+    (root / "d.png").write_text("no picture")
+    good = PatchDataset(GTFolder(make_pictures("good", ["b.png", "c.png"])), 2, 16)
+    with caplog.at_level(logging.WARNING):
+        patches = PatchDataset(GTFolder(root), 2, 16, on_error="skip")
+        if cache:
+            patches.pack()
+        seen = [patches[i]["gt"] for i in range(40)]
+    named = " ".join(r.getMessage() for r in caplog.records)
+    assert named.count("a.png is damaged") == named.count("d.png is not a picture") == 1
+    if cache:
+        assert patches.sets[0].names == ["b", "c"]
+        assert all(torch.equal(a, good[i]["gt"]) for i, a in enumerate(seen))  # as if the two had never been there
+    (root / "b.png").write_bytes(b"")
+    (root / "c.png").write_bytes(b"")
+    with pytest.raises(SRError, match=r"no picture of 'hr' can be read, e\.g\. .*\.png is"):
+        patches = PatchDataset(GTFolder(root), 2, 16, on_error="skip")
+        if cache:
+            patches.pack()
+        patches[0]
+
+
+def test_the_picture_of_a_sample_can_be_named(make_pictures: MakePictures) -> None:
+    pictures = GTFolder(make_pictures("hr", {"a.png": (16, 16), "sub/b.png": (16, 16)}))
+    data = PatchDataset(pictures, 2, 16)
+    for i in range(8):
+        gt = pictures.read_gt(pictures.names.index(data.name(i).removeprefix("hr/")))
+        patch = data[i]["gt"]
+        assert any(torch.equal(torch.rot90(t, k, (1, 2)), patch) for t in (gt, gt.flip(-1)) for k in range(4))
+
+
+def test_lq_is_left_to_a_degradation(picture_folder: Path) -> None:
+    data = PatchDataset(GTFolder(picture_folder), 2, 16, lq=False)
+    both = PatchDataset(GTFolder(picture_folder), 2, 16)
+    for _ in range(2):
+        assert data[3].keys() == {"gt", "index"} and data[3]["index"] == 3
+        assert torch.equal(data[3]["gt"], both[3]["gt"])
+        data.pack()
 
 
 def test_picture_dataset_gives_whole_pictures_with_names(picture_folder: Path) -> None:
     pictures = find_pictures(picture_folder, 2)
     data = PictureDataset(pictures, rank=0, world_size=2)
-    assert len(data) == 2
-    before = data[1]
-    data.load()
-    for sample in (before, data[1]):
+    packed = PictureDataset(pictures, rank=0, world_size=2, pack=open_pack(pictures))
+    assert len(data) == len(packed) == 2
+    for sample in (data[1], packed[1]):
         assert sample["name"] == "sub/c" and sample["counts"]
         assert torch.equal(sample["lq"], pictures.pair(2)[0]) and torch.equal(sample["gt"], pictures.pair(2)[1])
     assert len(PictureDataset(pictures)) == 3

@@ -10,8 +10,9 @@ import torch.multiprocessing as mp
 from scipy.ndimage import correlate
 from torch import Tensor, nn
 
+from sr.color import rgb_to_y
 from sr.errors import SRError
-from sr.metrics import PSNR, SSIM, psnr, ssim
+from sr.metrics import PSNR, SSIM, psnr, psnr_and_ssim, ssim
 
 PAIRS = [(PSNR, psnr), (SSIM, ssim)]
 
@@ -32,15 +33,24 @@ def pictures(n: int, channels: int = 3, height: int = 17, width: int = 14, seed:
     return gt + noise * torch.logspace(-2, -0.5, n).view(-1, 1, 1, 1), gt
 
 
-def reference(sr: Tensor, gt: Tensor, crop_border: int, test_y_channel: bool) -> tuple[float, float]:
+def reference(
+    sr: Tensor,
+    gt: Tensor,
+    crop_border: int,
+    test_y_channel: bool = True,
+    full_range: bool = False,
+    rounded: bool = True,
+) -> tuple[float, float]:
     """One pair, (C, H, W), in NumPy and SciPy: the 2-D window of the paper, five moments, no shortcuts."""
     planes = []
     for x in (sr, gt):
-        a = np.floor(np.clip(x.numpy().astype(np.float64), 0, 1) * 255 + 0.5)
+        a = np.clip(x.numpy().astype(np.float64), 0, 1) * 255
+        a = np.floor(a + 0.5) if rounded else a
         a = a[:, crop_border : a.shape[1] - crop_border, crop_border : a.shape[2] - crop_border]
         if test_y_channel:
             r, g, b = a if len(a) == 3 else (a[0],) * 3
-            a = (16 + (65.481 * r + 128.553 * g + 24.966 * b) / 255)[None]
+            studio, full = 16 + (65.481 * r + 128.553 * g + 24.966 * b) / 255, 0.299 * r + 0.587 * g + 0.114 * b
+            a = (full if full_range else studio)[None]
         planes.append(a)
     psnr_value = 10 * np.log10(255**2 / np.mean((planes[0] - planes[1]) ** 2))
 
@@ -85,6 +95,42 @@ def test_equals_an_independent_implementation(channels, height, width, crop, tes
         np.testing.assert_allclose(result.numpy(), column, rtol=0, atol=1e-10)
 
 
+def test_50_random_pairs_equal_an_independent_implementation():
+    rng = np.random.default_rng(0)
+    for i in range(50):
+        channels, height, width = (1, 3)[i % 2], *(int(n) for n in rng.integers(20, 140, 2))
+        sr, gt = pictures(1, channels, height, width, seed=i)
+        how = {
+            "crop_border": int(rng.integers(0, 5)),
+            "test_y_channel": bool(rng.integers(2)),
+            "full_range": bool(rng.integers(2)),
+            "rounded": bool(rng.integers(2)),
+        }
+        expected = reference(sr[0], gt[0], **how)
+        both = psnr_and_ssim(sr, gt, **how)
+        assert torch.equal(both[0], psnr(sr, gt, **how)) and torch.equal(both[1], ssim(sr, gt, **how))
+        assert both[0].item() == pytest.approx(expected[0], abs=1e-6)
+        assert both[1].item() == pytest.approx(expected[1], abs=1e-7)
+
+
+def test_luma_is_that_of_the_colour_module():
+    sr, gt = pictures(2)
+    y = [rgb_to_y(x.clamp(0, 1).double()) for x in (sr, gt)]
+    plain = {"test_y_channel": False, "rounded": False}
+    torch.testing.assert_close(psnr(sr, gt, rounded=False), psnr(*y, **plain), rtol=0, atol=1e-9)
+
+
+def test_flat_pictures_lose_no_digits():
+    """Where the variance is zero, a product's rounding error is all that is left of it."""
+    gt = torch.full((1, 3, 40, 200), 255, dtype=torch.uint8)
+    gt[..., 100:] = 0
+    sr = gt.clone()
+    sr[..., 20, 150] = 9
+    sr[..., 20, 20] = 250
+    expected = reference(sr[0] / 255, gt[0] / 255, 0)
+    assert ssim(sr, gt).item() == pytest.approx(expected[1], abs=1e-9)
+
+
 def test_known_values():
     gt = torch.full((1, 3, 12, 12), 100, dtype=torch.uint8)
     off_by_one = psnr(gt + 1, gt, test_y_channel=False)
@@ -108,6 +154,14 @@ def test_predictions_of_any_float_type(dtype):
     sr, gt = pictures(2)
     for function in (psnr, ssim):
         assert torch.equal(function(sr.to(dtype), gt), function(sr.to(dtype).double(), gt))
+
+
+@pytest.mark.parametrize("function", [psnr, ssim])
+def test_a_prediction_with_a_gradient_is_only_looked_at(function):
+    sr, gt = pictures(1)
+    value = function(sr.requires_grad_(), gt, rounded=False)
+    assert not value.requires_grad
+    assert torch.equal(value, function(sr.detach(), gt, rounded=False))
 
 
 def test_the_input_is_left_alone():
@@ -173,7 +227,7 @@ def test_wrong_ranges_are_refused(function):
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_class_is_the_mean_of_the_function_for_any_batch_size(cls, function, batch):
     sr, gt = pictures(5)
-    kwargs = {"crop_border": 1, "test_y_channel": False}
+    kwargs = {"crop_border": 1, "test_y_channel": False, "rounded": False}
     metric = cls(**kwargs)
     for s, g in zip(sr.split(batch), gt.split(batch), strict=True):
         metric.update(s, g)
@@ -205,6 +259,17 @@ def test_infinite_values_are_counted_not_averaged():
     assert (metric.count, metric.identical) == (3, 3)
     metric.reset()
     assert (metric.count, metric.identical, metric.total) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("cls", "function"), PAIRS)
+def test_any_mix_of_sizes_in_any_order(cls, function):
+    batches = [pictures(n, 3, 20 + n, 30 - 3 * n, seed=n) for n in (1, 2, 3)]
+    expected = torch.cat([function(sr, gt) for sr, gt in batches]).mean()
+    for order in ((0, 1, 2), (2, 0, 1)):
+        metric = cls()
+        for i in order:
+            metric.update(*batches[i])
+        torch.testing.assert_close(metric.compute(), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("cls", [PSNR, SSIM])
@@ -249,7 +314,7 @@ def test_base_class_options_and_copies(cls):
 
 
 def measure_in_one_process(rank: int, folder: str) -> None:
-    """Rank 0 sees three pictures in two batches, rank 1 two, of which one is perfect; then rank 1 sees none."""
+    """Rank 0 sees three pictures in two batches and a larger one, rank 1 two, one perfect; then rank 1 sees none."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     try:
@@ -261,6 +326,8 @@ def measure_in_one_process(rank: int, folder: str) -> None:
             metric = cls()
             for part in parts[rank]:
                 metric.update(sr[part], gt[part])
+            if rank == 0:
+                metric.update(*pictures(1, 3, 30, 41))
             results[cls.__name__] = metric.compute()
             lonely = cls()
             if rank == 0:
@@ -276,9 +343,10 @@ def test_two_processes_give_what_one_gives(tmp_path):
     mp.spawn(measure_in_one_process, args=(str(tmp_path),), nprocs=2)
     sr, gt = pictures(5)
     sr[4] = gt[4]
+    larger = pictures(1, 3, 30, 41)
     expected = {
-        "PSNR": psnr(sr[:4], gt[:4]).mean(),
-        "SSIM": ssim(sr, gt).mean(),
+        "PSNR": torch.cat((psnr(sr[:4], gt[:4]), psnr(*larger))).mean(),
+        "SSIM": torch.cat((ssim(sr, gt), ssim(*larger))).mean(),
         "PSNR_lonely": psnr(sr[:3], gt[:3]).mean(),
         "SSIM_lonely": ssim(sr[:3], gt[:3]).mean(),
     }

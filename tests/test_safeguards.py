@@ -1,0 +1,224 @@
+"""Runs that are killed, interrupted, fill the disk, or meet a loss that is not a number, lose nothing."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import sr.losses
+from sr.errors import SRError
+from sr.safeguards import NonFiniteGuard, WholeCheckpointIO
+
+ROOT = Path(__file__).parents[1]
+TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml"]
+LAST = Path("runs/tiny/001/checkpoints/last.ckpt")
+
+
+class NaNAt(sr.losses.L1Loss):
+    """The L1 loss, but for some calls, counted from 1, where it is NaN."""
+
+    def __init__(self, calls: list[int]) -> None:
+        super().__init__()
+        self.calls, self.count = calls, 0
+
+    def forward(self, sr: torch.Tensor, gt: torch.Tensor, lq: torch.Tensor | None = None) -> torch.Tensor:
+        self.count += 1
+        return super().forward(sr, gt, lq) * (float("nan") if self.count in self.calls else 1)
+
+
+def with_nan(config: dict, calls: list[int]) -> dict:
+    config["model"]["losses"] = [{"class_path": "test_safeguards.NaNAt", "init_args": {"calls": calls}}]
+    return config
+
+
+@pytest.fixture(autouse=True)
+def find_this_module(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+def run_undisturbed(config: dict, folder: Path) -> dict[str, torch.Tensor]:
+    """The weights that a run ends with; in a process of its own, with the threads that other such runs have."""
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    subprocess.run([*TRAIN, "--name", "undisturbed"], check=True, cwd=folder, capture_output=True)
+    return weights(folder / "runs/undisturbed/001/checkpoints/last.ckpt")
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def small_disk(folder: Path, size: str) -> bool:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    return sys.platform == "linux" and os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+    disk = tmp_path / "disk"
+    if not small_disk(disk, "1m"):
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        path = disk / "last.ckpt"
+        WholeCheckpointIO().save_checkpoint({"x": torch.ones(1000)}, path)
+        with pytest.raises(SRError, match=r"last\.ckpt \(no space left.*; the one before is still there"):
+            WholeCheckpointIO().save_checkpoint({"x": torch.ones(10**6)}, path)
+        assert torch.load(path)["x"].sum() == 1000
+        assert [p.name for p in disk.iterdir()] == ["last.ckpt"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_run_on_a_full_disk_ends_with_one_line(config, start, tmp_path):
+    disk = tmp_path / "disk"
+    if not small_disk(disk, "600k"):
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        (disk / "filler").write_bytes(b"x" * 560_000)
+        with pytest.raises(SRError, match=r"^cannot write [^\n]*$"):
+            start(config, "--runs", str(disk), "--trainer.logger", "false")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# --- signals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def test_a_signal_saves_and_leaves_and_the_run_goes_on_exactly(config, tmp_path, number):
+    config["trainer"] |= {"max_steps": 60, "val_check_interval": 10, "accumulate_grad_batches": 2}
+    undisturbed = run_undisturbed(config, tmp_path)
+    process = subprocess.Popen(TRAIN, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        while "step 10 " not in (line := process.stdout.readline()):
+            assert line, "the run ended before the signal"
+        process.send_signal(number)
+        out = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number
+    assert "stopping after this step" in out and f"--ckpt_path {LAST}" in out
+    step = torch.load(LAST, weights_only=True)["global_step"]
+    assert 10 <= step < 60
+    assert f"continue from step {step} with" in out
+    subprocess.run([*TRAIN, "--ckpt_path", str(LAST)], check=True, cwd=tmp_path, capture_output=True)
+    assert_equal(weights(LAST), undisturbed)
+
+
+def test_a_run_can_be_stopped_in_the_middle_of_a_validation(config, start, monkeypatch, make_pictures):
+    config["data"]["val"][0]["init_args"]["root"] = str(make_pictures("many", [f"{i}.png" for i in range(5)]))
+    undisturbed = start(config)
+    from sr.module import SRModule
+
+    step = SRModule.validation_step
+
+    def interrupted(self, batch, batch_idx, dataloader_idx=0):
+        step(self, batch, batch_idx, dataloader_idx)
+        if self.trainer.global_step == 2 and batch_idx == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(SRModule, "validation_step", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        start(config, "--name", "other")
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    monkeypatch.setattr(SRModule, "validation_step", step)
+    last = Path("runs/other/001/checkpoints/last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 2
+    resumed = start(config, "--ckpt_path", str(last))
+    assert_equal(weights(last), weights(undisturbed.run_dir / "checkpoints" / "last.ckpt"))
+    assert resumed.model.scores == undisturbed.model.scores
+
+
+@pytest.mark.slow
+def test_twenty_kills_do_not_change_the_result(config, tmp_path):
+    config["trainer"] |= {"max_steps": 200, "val_check_interval": 10}
+    undisturbed = run_undisturbed(config, tmp_path)
+    rng, kills, resume = random.Random(0), 0, []
+    while kills < 20:
+        process = subprocess.Popen([*TRAIN, *resume], stdout=subprocess.DEVNULL, cwd=tmp_path)
+        try:
+            process.wait(rng.uniform(4, 14))
+            break  # it came to its end between two kills
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+        if LAST.is_file():
+            resume = ["--ckpt_path", str(LAST)]
+    assert kills >= 10
+    subprocess.run([*TRAIN, *resume], check=True, cwd=tmp_path, capture_output=True)
+    assert_equal(weights(LAST), undisturbed)
+
+
+# --- losses that are not numbers ---------------------------------------------------------------------------------
+
+
+def test_a_step_without_a_number_is_skipped_and_counted(config, start, caplog):
+    config["trainer"]["max_steps"] = 6
+    cli = start(with_nan(config, [3]))
+    assert cli.trainer.global_step == 6
+    guard = next(c for c in cli.trainer.callbacks if isinstance(c, NonFiniteGuard))
+    assert guard.skipped == 1
+    assert "step 3: the gradient is not finite, so the step is skipped (1 so far)" in caplog.text
+    assert "1 steps were skipped" in caplog.text
+    optimizer = cli.trainer.optimizers[0]
+    assert {int(state["step"]) for state in optimizer.state.values()} == {5}  # the optimiser saw five
+    assert all(torch.isfinite(p).all() for p in cli.model.parameters())
+
+
+def test_skipping_leaves_weights_as_they_were(config, start):
+    config["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": []}}
+    three = start(config, "--trainer.max_steps", "3", "--name", "three")
+    skipped = start(with_nan(config, [4, 5]), "--trainer.max_steps", "5", "--name", "five")
+    assert_equal(dict(three.model.network.named_parameters()), dict(skipped.model.network.named_parameters()))
+
+
+def test_many_in_a_row_stop_the_run_and_name_the_pictures(config, start):
+    with pytest.raises(SRError, match=r"step 3: .* 2 times in a row, the last time on train/[ab].*\n.*lr"):
+        start(with_nan(config, [2, 3]), "--guard.patience", "2")
+
+
+def test_many_in_a_row_roll_back(config, start, caplog):
+    config["trainer"] |= {"max_steps": 8, "val_check_interval": 2}
+    config["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": []}}
+    arguments = ("--guard.patience", "3", "--guard.then", "rollback", "--guard.lr_factor", "0.1")
+    cli = start(with_nan(config, [4, 5, 6]), *arguments)
+    assert cli.trainer.global_step == 8
+    assert "step 6: back to the weights of step 4, with 0.1 of the configured learning rate" in caplog.text
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-4)
+    again = torch.load(cli.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    assert again["lr_factor"] == pytest.approx(0.1)
+    state = next(iter(cli.trainer.optimizers[0].state.values()))
+    assert int(state["step"]) == 5  # three before, two after; step 4 was skipped
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_back_to(config, start):
+    config["trainer"]["val_check_interval"] = 4
+    with pytest.raises(SRError, match="not finite 2 times in a row"):
+        start(with_nan(config, [1, 2]), "--guard.patience", "2", "--guard.then", "rollback")
+
+
+@pytest.mark.parametrize("setting", [("patience", 0), ("lr_factor", 1.0)])
+def test_settings_of_the_guard_are_checked(config, start, setting):
+    with pytest.raises(SRError, match="patience"):
+        start(config, f"--guard.{setting[0]}", str(setting[1]))
+
+
+def test_config_of_the_run_keeps_the_guard(config, start):
+    cli = start(config, "--guard.patience", "7")
+    assert yaml.safe_load((cli.run_dir / "config.yaml").read_text())["guard"]["patience"] == 7

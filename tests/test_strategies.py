@@ -1,0 +1,81 @@
+"""Several processes train as one does; on CPUs, over gloo."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import sr
+from sr.data import GTFolder
+
+ROOT = Path(__file__).parents[1]
+FSDP = {
+    "class_path": "lightning.pytorch.strategies.ModelParallelStrategy",
+    "init_args": {"data_parallel_size": 2, "tensor_parallel_size": 1, "save_distributed_checkpoint": False},
+}
+pytestmark = pytest.mark.slow
+
+
+def train(folder, config, *args, launcher=()):
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, *launcher, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml", *args]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=180)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def outcome(run: Path) -> tuple[dict, list[float], list[float]]:
+    rows = list(csv.DictReader((run / "metrics.csv").open()))
+    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
+    scores = [float(row["val/val/psnr_y"]) for row in rows if row["val/val/psnr_y"]]
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"], losses, scores
+
+
+@pytest.fixture
+def sgd(config):
+    """With plain gradient descent a difference between gradients stays as small as it is."""
+    config["model"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+    config["data"]["batch_size"] = 8
+    config["trainer"]["max_steps"] = 6
+    return config
+
+
+@pytest.mark.parametrize("way", ["ddp", "torchrun", "fsdp"])
+def test_two_processes_train_as_one(sgd, tmp_path, way):
+    """Also with fewer validation pictures than processes; in one run folder."""
+    train(tmp_path, sgd, "--name", "one")
+    one = outcome(tmp_path / "runs" / "one" / "001")
+    sgd["trainer"] |= {"devices": 2, "strategy": FSDP if way == "fsdp" else "ddp"}
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2") if way == "torchrun" else ()
+    result = train(tmp_path, sgd, "--name", "two", launcher=launcher)
+    assert [path.name for path in (tmp_path / "runs" / "two").iterdir()] == ["001"]
+    two = outcome(tmp_path / "runs" / "two" / "001")
+    assert one[0].keys() == two[0].keys()
+    for key in one[0]:
+        torch.testing.assert_close(two[0][key], one[0][key], atol=1e-5, rtol=1e-4)
+    assert two[1] == pytest.approx(one[1], rel=1e-4)
+    assert two[2] == pytest.approx(one[2], abs=1e-3)
+    assert result.stdout.count("run folder: runs/two/001") == 1
+
+
+def test_sharded_training_resumes_and_its_weights_upscale(sgd, tmp_path):
+    sgd["trainer"] |= {"devices": 2, "strategy": FSDP}
+    # The schedule is a function of the whole run's length, so a shorter run is a part of it only without one.
+    sgd["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": []}}
+    train(tmp_path, sgd, "--name", "four", "--trainer.max_steps", "4")
+    last = "runs/four/001/checkpoints/last.ckpt"
+    train(tmp_path, sgd, "--ckpt_path", last, "--trainer.max_steps", "6")
+    train(tmp_path, sgd, "--name", "six")
+    resumed, six = (outcome(tmp_path / "runs" / name / "001")[0] for name in ("four", "six"))
+    for key in six:
+        assert torch.equal(resumed[key], six[key]), key
+    best = sr.load(tmp_path / "runs" / "six" / "001" / "best.safetensors")
+    checkpoint = sr.load(tmp_path / "runs" / "six" / "001" / "checkpoints" / "last.ckpt")
+    pictures = GTFolder(tmp_path / "val")
+    pictures.prepare(2)
+    x = pictures.pair(0)[0][None] / 255
+    assert checkpoint(x).shape == best(x).shape == (1, 3, 36, 40)
