@@ -43,14 +43,14 @@ class GANModule(SRModule):
     def objective(self, sr: Tensor, batch: dict[str, Any]) -> Tensor:
         total = super().objective(sr, batch)
         value = self.adversarial(sr, batch["gt"])
-        self.log("train/gan", value)
+        self.log_train("gan", value)
         self._accumulate_gradients(sr, batch["gt"])
         return total + self.adversarial.weight * value
 
     def _accumulate_gradients(self, sr: Tensor, gt: Tensor) -> None:
         self.adversarial.requires_grad_(True)
         loss = self.adversarial.discriminator_loss(sr, gt)
-        self.log("train/discriminator", loss)
+        self.log_train("discriminator", loss)
         loss = loss / self.trainer.accumulate_grad_batches
         if self._scaler is not None:
             loss = self._scaler.scale(loss)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from sr.inference import upscale_tiled
 from sr.losses import Loss
 from sr.metrics import PSNR, SSIM
 from sr.network import SRNetwork
+from sr.pace import Pace
 from sr.resize import imresize
 from sr.schedules import Schedule
 
@@ -81,6 +83,7 @@ class SRModule(LightningModule):
         self.scores: dict[str, dict[str, float]] = {}
         self.bicubic_scores: dict[str, dict[str, float]] = {}
         self.validated_step = -1
+        self.pace = Pace()
         self._sharded = False
         self._whole: list[SRNetwork] = []  # sharded training: a copy for validation; in a list, so not in checkpoints
 
@@ -118,8 +121,10 @@ class SRModule(LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         total = self.objective(self.network(self._input(batch)), batch)
-        self.log("train/loss", total)
-        self.log("step", self.trainer.global_step + 1.0)  # loggers count optimiser steps, this one included
+        self.log_train("loss", total)
+        if self._is_written:
+            self._log_number("step", self.trainer.global_step + 1)  # loggers count optimiser steps, this one included
+            self._log_number("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
         return total
 
     def objective(self, sr: Tensor, batch: dict[str, Any]) -> Tensor:
@@ -128,8 +133,29 @@ class SRModule(LightningModule):
         for loss in self.losses:
             value = loss(sr, batch["gt"], batch["lq"])
             total = total + loss.weight * value
-            self.log(f"train/{loss.name}", value)
+            self.log_train(str(loss.name), value)
         return total
+
+    def log_train(self, name: str, value: Tensor) -> None:
+        """Log ``train/<name>``, averaged over the devices, in the steps whose values are written."""
+        if self._is_written:
+            self.log(f"train/{name}", value, sync_dist=self.trainer.world_size > 1)
+
+    @property
+    def _is_written(self) -> bool:
+        """Whether loggers will hear of the step under way. In the others, Lightning's ``log`` is time for nothing."""
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return every > 0 and (self.trainer.global_step + 1) % every == 0
+
+    def _log_number(self, name: str, value: float) -> None:
+        """Log what the CPU knows, without moving it to the GPU, which would wait for that to finish its work."""
+        self.log(name, torch.tensor(float(value)))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.pace.batch_done()
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every > 0 and self.trainer.global_step % every == 0 and (waiting := self.pace.lap()) is not None:
+            self._log_number("data_wait", waiting)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -163,7 +189,10 @@ class SRModule(LightningModule):
     # --- validation
 
     def setup(self, stage: str) -> None:
-        self.val_names = [pictures.name for pictures in self.trainer.datamodule.val_sets]  # type: ignore[attr-defined]
+        trainer: Any = self.trainer  # Any: typed without its profiler and its data module
+        if type(trainer.profiler) is PassThroughProfiler:  # the default
+            trainer.profiler = self.pace
+        self.val_names = [pictures.name for pictures in trainer.datamodule.val_sets]
         self.metrics = nn.ModuleList(self._make_metrics() for _ in self.val_names)
         self.bicubic_metrics = nn.ModuleList(self._make_metrics() for _ in self.val_names)
 
@@ -195,6 +224,9 @@ class SRModule(LightningModule):
             sr = imresize((lq * 255).round().to(torch.uint8), self.network.scale)
             cast(MetricCollection, self.bicubic_metrics[dataloader_idx]).update(sr, gt)
 
+    def on_validation_end(self) -> None:
+        self.pace.skip()
+
     def on_validation_epoch_end(self) -> None:
         for name, own, bicubic in zip(self.val_names, self.metrics, self.bicubic_metrics, strict=True):
             self.scores[name] = _compute(cast(MetricCollection, own))
@@ -203,6 +235,8 @@ class SRModule(LightningModule):
             if not self.trainer.sanity_checking:
                 for key, value in self.scores[name].items():
                     self.log(f"val/{name}/{key}", value, rank_zero_only=True)
+                    gain = value - self.bicubic_scores[name][key]
+                    self.log(f"val/{name}/{key}_gain", gain, rank_zero_only=True)
         if not self.trainer.sanity_checking:
             self.log("step", float(self.trainer.global_step))
         self.validated_step = self.trainer.global_step

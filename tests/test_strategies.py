@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def train(folder, config, *args, launcher=()):
     (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, *launcher, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml", *args]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=180)
+    result = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=400)
     assert result.returncode == 0, result.stderr
     return result
 
@@ -62,14 +62,14 @@ def test_two_processes_train_as_one(sgd, tmp_path, way):
     assert result.stdout.count("run folder: runs/two/001") == 1
 
 
-def test_sharded_training_resumes_and_its_weights_upscale(sgd, tmp_path):
-    sgd["trainer"] |= {"devices": 2, "strategy": FSDP}
+def test_sharded_training_resumes_and_its_weights_upscale(config, tmp_path):
+    config["trainer"] |= {"devices": 2, "strategy": FSDP, "max_steps": 6}
     # The schedule is a function of the whole run's length, so a shorter run is a part of it only without one.
-    sgd["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": []}}
-    train(tmp_path, sgd, "--name", "four", "--trainer.max_steps", "4")
+    config["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": []}}
+    train(tmp_path, config, "--name", "four", "--trainer.max_steps", "4")
     last = "runs/four/001/checkpoints/last.ckpt"
-    train(tmp_path, sgd, "--ckpt_path", last, "--trainer.max_steps", "6")
-    train(tmp_path, sgd, "--name", "six")
+    train(tmp_path, config, "--ckpt_path", last, "--trainer.max_steps", "6")
+    train(tmp_path, config, "--name", "six")
     resumed, six = (outcome(tmp_path / "runs" / name / "001")[0] for name in ("four", "six"))
     for key in six:
         assert torch.equal(resumed[key], six[key]), key
