@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Heat map of the attention of one pixel of a picture.")
     parser.add_argument("image", type=Path, help="the picture")
     parser.add_argument("--at", type=int, nargs=2, metavar=("X", "Y"), required=True, help="the pixel")
-    parser.add_argument("-m", "--model", help="weights file, or the name of installed weights (default: installed)")
+    parser.add_argument("-m", "--model", help="weights file, or the name of known weights (default: installed)")
     parser.add_argument("-o", "--output", type=Path, help="default: IMAGE_attention.png beside the picture")
     args = parser.parse_args()
 

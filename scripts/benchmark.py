@@ -1,4 +1,4 @@
-"""Measure what networks cost: ``python scripts/benchmark.py model -m sparsesr_s`` or ``attention``."""
+"""Measure what networks cost and give: ``python scripts/benchmark.py model -m sparsesr_s``, or ``leaderboard`` ..."""
 
 import argparse
 import copy
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks import data
+from benchmarks import data, leaderboard, train
 from torch import Tensor
 
 import sr
@@ -173,6 +173,8 @@ def main() -> None:
     command.add_argument("--json", type=Path, metavar="FILE", help="write the cards there as well")
     command.set_defaults(run=model)
     data.add_to(commands)
+    leaderboard.add_to(commands)
+    train.add_to(commands)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.run(args)

@@ -13,7 +13,7 @@ from sr.weights import default_weights
 def main() -> None:
     parser = argparse.ArgumentParser(description="Enlarge a picture with a super-resolution network.")
     parser.add_argument("image", type=Path, help="the picture")
-    parser.add_argument("-m", "--model", help="weights file, or the name of installed weights (default: installed)")
+    parser.add_argument("-m", "--model", help="weights file, or the name of known weights (default: installed)")
     parser.add_argument("-s", "--scale", type=int, help="pick installed weights of this scale (default: the first)")
     parser.add_argument("-o", "--output", type=Path, help="default: IMAGE_x2.png beside the picture")
     parser.add_argument("--tile", type=int, default=256, help="edge of a tile in input pixels, 0: none (default: 256)")

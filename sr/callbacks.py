@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from sr.checkpoint import save
 from sr.data import PictureSet
@@ -31,7 +33,11 @@ _BAR_INTERVAL = 0.2
 
 
 class TrainingProgress(ProgressBar):
-    """Steps done, steps/s, loss and time left: a bar in a terminal, a line now and then in a file."""
+    """A bar in a terminal, a line now and then in a file.
+
+    It shows steps done, steps/s, samples/s, the share of time that the run waits for data, memory (the peak on a GPU,
+    otherwise what the process has now), the loss, and the time to the last step, validations included.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,12 +62,8 @@ class TrainingProgress(ProgressBar):
         self._first_step = trainer.global_step
         if self._enabled and self.console.is_terminal:
             self._bar = Progress(
-                TextColumn("training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(),
-                TextColumn("left"),
+                BarColumn(bar_width=20),  # a narrow terminal leaves it out, and cuts the end of the text off
+                TextColumn("{task.completed}/{task.total}  {task.fields[status]}"),
                 console=self.console,
             )
             self._bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, status="")
@@ -75,13 +77,14 @@ class TrainingProgress(ProgressBar):
         if not self._enabled or step == self._first_step or now - self._printed < interval:
             return
         self._printed = now
-        rate = (step - self._first_step) / (now - self._started)
-        status = f"{rate:.1f} steps/s  loss {trainer.callback_metrics['train/loss'].item():.4f}"
+        loss = outputs["loss"].item() * trainer.accumulate_grad_batches  # Lightning's is a part of a step's
+        left = (now - self._started) / (step - self._first_step) * (trainer.max_steps - step)
+        parts = [f"{_duration(left)} left", f"loss {loss:.4f}", _describe_pace(trainer), _memory(pl_module.device)]
+        status = "  ".join(filter(None, parts))
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=step, status=status)
         else:
-            left = (trainer.max_steps - step) / rate
-            self.print(f"step {step}/{trainer.max_steps}  {status}  {left:.0f} s left")
+            self.print(f"step {step}/{trainer.max_steps}  {status}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._bar:
@@ -95,6 +98,26 @@ class TrainingProgress(ProgressBar):
         if self._bar:
             self._bar.stop()
             self._bar = None
+
+
+def _describe_pace(trainer: Trainer) -> str:
+    pace = cast(SRModule, trainer.lightning_module).pace
+    return pace.rates(trainer.datamodule.batch_size, trainer.accumulate_grad_batches)  # type: ignore[attr-defined]
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _memory(device: torch.device) -> str:
+    """The peak of the GPU's memory, or this process's resident memory; empty where neither is known."""
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB"
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])  # Linux
+    except OSError:
+        return ""
+    return f"{pages * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
 
 
 class ValidationReport(Callback):
@@ -123,6 +146,12 @@ class BestWeights(Callback):
     def __init__(self, folder: Path) -> None:
         self.path = folder / "best.safetensors"
         self.best = float("-inf")
+        self.step = 0  # of the file
+        self._started = time.monotonic()
+        self._first_step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started, self._first_step = time.monotonic(), trainer.global_step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = cast(SRModule, pl_module)
@@ -134,7 +163,7 @@ class BestWeights(Callback):
             self._save(trainer, module)
 
     def finish(self, trainer: Trainer, module: SRModule) -> None:
-        """At the end of the run: a run without validation exports what it ends with.
+        """At the end of the run: say how it went. A run without validation exports what it ends with.
 
         Raises:
             SRError: there was validation, but no score that was a number.
@@ -143,18 +172,24 @@ class BestWeights(Callback):
             raise SRError("the training diverged: no validation gave a number; lower model.optimizer.init_args.lr")
         if not module.scores:
             self._save(trainer, module)
+        if trainer.is_global_zero:
+            steps, seconds = trainer.global_step - self._first_step, time.monotonic() - self._started
+            print("  ".join(filter(None, [f"{steps} steps in {_duration(seconds)}", _describe_pace(trainer)])))
+            score = f", mean PSNR {self.best:.2f} dB" if module.scores else ""
+            print(f"best weights: {self.path} (step {self.step}{score})")
 
     def _save(self, trainer: Trainer, module: SRModule) -> None:
+        self.step = trainer.global_step
         if trainer.is_global_zero:
             info = {"step": trainer.global_step, "validation": module.scores, "bicubic": module.bicubic_scores}
             save(module.eval_network, self.path, info=info)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
+        return {"best": self.best, "step": self.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.path.is_file():  # not so if the run goes on in another folder
-            self.best = state_dict["best"]
+            self.best, self.step = state_dict["best"], state_dict["step"]
 
 
 class Previews(Callback):

@@ -1,8 +1,8 @@
 """Weights files: written so that they describe themselves, read without running anything that is in them.
 
 A file written by :func:`save` is a safetensors file whose metadata name the architecture and its hyper-parameters,
-so that :func:`load` needs nothing else. Published PyTorch files (``.pth``) are read for architectures that recognise
-their own keys (:meth:`sr.network.SRNetwork.infer_hparams`).
+so that :func:`load` needs nothing else. Published files are read for architectures that recognise their own keys
+(:meth:`sr.network.SRNetwork.infer_hparams`), and else for those that spandrel knows (:mod:`sr.archs.external`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 import sr
 import sr.archs  # registers every architecture
+from sr.archs.external import SpandrelNetwork, recognise
 from sr.errors import SRError
 from sr.network import SRNetwork
 from sr.registry import did_you_mean, get_arch, list_archs
@@ -29,8 +30,13 @@ from sr.weights import find_weights
 
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt")
 # Where training tools keep the weights inside a file, the averaged ones first.
-_WRAPPERS = ("params_ema", "params-ema", "ema", "params", "state_dict", "model_state_dict", "model", "net", "net_g")
+_WRAPPERS = (
+    *("params_ema", "params-ema", "generator_ema", "ema"),
+    *("params", "state_dict", "model_state_dict", "model", "net", "net_g", "generator"),
+)
 _PREFIXES = ("module.", "_orig_mod.")
+# What a training tool puts before all names; dropped only if nothing is recognised with it, since ESRGAN's have one.
+_COMMON_PREFIXES = ("model.", "net.", "net_g.", "netG.", "generator.", "ema_model.")
 
 
 def describe(network: SRNetwork) -> dict[str, str]:
@@ -69,8 +75,9 @@ def load(source: str | Path, device: str | torch.device = "cpu") -> SRNetwork:
     """Load a network with its weights, ready for inference.
 
     Args:
-        source: a weights file (``.safetensors`` of this project, ``.ckpt`` of a training run, ``.pth`` or ``.pt``
-            of a known architecture), or the name of installed weights, e.g. ``sparsesr_t_x2.quickstart``.
+        source: a weights file (``.safetensors`` of this project, ``.ckpt`` of a training run, a published file of an
+            architecture that this project or spandrel knows), or the name of weights that are installed or published
+            (:func:`sr.weights.list_weights`), e.g. ``sparsesr_t_x2.quickstart`` or ``imdn_x4``.
         device: where the network goes.
 
     Returns:
@@ -124,10 +131,7 @@ def _resolve(source: str | Path) -> Path:
         raise SRError(f"{path} is a folder; name the weights file in it")
     if path.suffix in _SUFFIXES and path.name not in ("", path.suffix):
         raise SRError(f"no weights file at {path}")
-    path = find_weights(str(source)).path
-    if not path.is_file():
-        raise SRError(f"the installed weights {source} are missing ({path}); install the package again")
-    return path
+    return find_weights(str(source)).obtain()
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -162,7 +166,7 @@ def _read_pickle(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             break
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()) or not content:
         raise SRError(f"{path}: no weights found in it")
-    return metadata, {_strip(key): value for key, value in content.items()}
+    return metadata, content
 
 
 def _strip(key: str) -> str:
@@ -171,21 +175,38 @@ def _strip(key: str) -> str:
     return key
 
 
+def _unprefixed(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The tensors under their bare names, then without each prefix that all names share."""
+    tensors = {_strip(key): value for key, value in tensors.items()}
+    yield tensors
+    while tensors and (prefix := next((p for p in _COMMON_PREFIXES if all(k.startswith(p) for k in tensors)), None)):
+        tensors = {_strip(key[len(prefix) :]): value for key, value in tensors.items()}
+        yield tensors
+
+
 def _build(metadata: Mapping[str, str], tensors: dict[str, Tensor], path: Path) -> tuple[SRNetwork, dict[str, Tensor]]:
     """The network with random weights, and the tensors under this implementation's names."""
     if "arch" in metadata:
         arch = get_arch(metadata["arch"])
         try:
             return arch(**json.loads(metadata["hparams"])), arch.upgrade(tensors)
-        except (TypeError, KeyError, ValueError, RuntimeError, ArithmeticError) as e:
+        except (TypeError, LookupError, ValueError, RuntimeError, ArithmeticError, AttributeError, AssertionError) as e:
             raise SRError(f"{path}: its hyper-parameters do not fit {arch.__name__} ({e})") from e
-    for name in list_archs():
-        arch = get_arch(name)
-        hparams = arch.infer_hparams(tensors)
-        if hparams is not None:
-            return arch(**hparams), arch.remap(tensors)
+    for bare in _unprefixed(tensors):
+        for name in list_archs():
+            arch = get_arch(name)
+            hparams = arch.infer_hparams(bare)
+            if hparams is not None:
+                return arch(**hparams), arch.remap(bare)
+    for bare in _unprefixed(tensors):
+        try:
+            found = recognise(bare)
+        except SRError as e:
+            raise SRError(f"{path}: {e}") from e
+        if found is not None:
+            return SpandrelNetwork(**found[0]), found[1]
     first = next(iter(tensors), None)
-    raise SRError(f"{path}: no architecture of this project has such weights (first key: {first!r})")
+    raise SRError(f"{path}: no architecture of this project or of spandrel has such weights (first key: {first!r})")
 
 
 def _fill(network: SRNetwork, tensors: Mapping[str, Tensor], path: Path) -> None:

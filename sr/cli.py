@@ -95,6 +95,8 @@ class SRCLI(LightningCLI):
         checkpoint = self.config.ckpt_path
         if checkpoint is not None and not Path(checkpoint).is_file():
             raise SRError(f"no checkpoint at {checkpoint}")
+        if checkpoint is not None:
+            self.config.model.weights = None  # what the run started from is in the checkpoint
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         config = self.config_init.trainer

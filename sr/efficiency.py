@@ -15,8 +15,8 @@ and ``convolutions`` for an input of h x w pixels.
 
 Measured are latency and the memory that a run takes; they hold for the machine and the settings that stand beside them.
 
-The score of the NTIRE 2024 and 2025 challenges is left out: 0.7 of it is the run time divided by that of the baseline
-(RLFN, EFDN) on the challenge's own GPU and pictures, and no measurement elsewhere can stand in for that.
+Networks that are measured together also get the efficiency score of the NTIRE challenges (:func:`ntire_score`). Its
+baseline is the first of them, not the challenges' own (RLFN, EFDN) on their GPU, so scores hold within one run only.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ from sr.profiling import Job, extra_memory, timings
 
 HD = (1280, 720)  # width and height of the output for which papers count
 DTYPES = ("float32", "bfloat16", "float16")
+
+_NTIRE_WEIGHTS = (0.7, 0.15, 0.15)  # of latency, FLOPs, parameters
+_LARGEST_EXPONENT = 700.0  # e^710 is more than a double holds
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,14 @@ def card(
         measure_time: also run it, for ``latency`` and ``extra_memory_mib``. Counting takes a second or so.
 
     Returns:
-        A dictionary that JSON can hold; see :func:`cards`.
+        A dictionary that JSON can hold; see :func:`cards`. Without ``ntire``, which compares several.
 
     Raises:
         SRError: a size or a setting that cannot be.
     """
-    return cards({"": network}, size=size, run=run, measure_time=measure_time)[""]
+    own = cards({"": network}, size=size, run=run, measure_time=measure_time)[""]
+    own.pop("ntire", None)
+    return own
 
 
 def cards(
@@ -94,8 +99,9 @@ def cards(
     Returns:
         For each network ``scale``, ``input`` and ``output`` (width, height), ``parameters``, ``macs``, ``flops``,
         ``activations``, ``convolutions``; if measured, also ``latency`` (``median_ms``, ``quartiles_ms``: the first and
-        the third), ``extra_memory_mib`` (by how much one run raises the peak; ``None`` where it cannot be measured) and
-        ``run`` (the settings, with ``device_name``, ``threads`` and ``torch``).
+        the third), ``extra_memory_mib`` (by how much one run raises the peak; ``None`` where it cannot be measured),
+        ``run`` (the settings, with ``device_name``, ``threads`` and ``torch``) and ``ntire`` (``score``, lower is
+        better, see :func:`ntire_score`, and ``baseline``, the name of the first network).
     """
     run = run or Run()
     if min(size) < 1:
@@ -110,7 +116,35 @@ def cards(
     if measure_time:
         for name, measured in _measure(networks, inputs, run).items():
             result[name] |= measured
+        baseline = next(iter(result), "")
+        for own in result.values():
+            own["ntire"] = {"score": ntire_score(own, result[baseline]), "baseline": baseline}
     return result
+
+
+def ntire_score(own: Mapping[str, Any], baseline: Mapping[str, Any]) -> float:
+    """The efficiency score of the NTIRE 2025 challenge, lower is better; a network that equals the baseline has e^2.
+
+    0.7 e^(2 t/t0) + 0.15 e^(2 F/F0) + 0.15 e^(2 P/P0), with the median latency t, the FLOPs F and the parameters P of
+    both: "The Tenth NTIRE 2025 Efficient Super-Resolution Challenge Report", B. Ren et al., CVPRW 2025
+    (arXiv 2504.10686). There t0, F0 and P0 are those of EFDN, and times are taken on the organisers' GPU.
+
+    Args:
+        own: the card of a network.
+        baseline: the card that has t0, F0 and P0.
+
+    Returns:
+        The score; exponents end at 700, so that it is finite.
+    """
+    pairs = [(card["latency"]["median_ms"], card["flops"], card["parameters"]) for card in (own, baseline)]
+    terms = zip(_NTIRE_WEIGHTS, *pairs, strict=True)
+    return sum(weight * math.exp(min(2 * _ratio(a, b), _LARGEST_EXPONENT)) for weight, a, b in terms)
+
+
+def _ratio(own: float, baseline: float) -> float:
+    if baseline:
+        return own / baseline
+    return math.inf if own else 1.0
 
 
 def _input_size(size: tuple[int, int], scale: int) -> tuple[int, int]:
@@ -275,6 +309,11 @@ def to_markdown(result: Mapping[str, Mapping[str, Any]]) -> str:
         how = f"{run['dtype']}, {memory_format}, {'torch.compile' if run['compile'] else 'eager'}"
         lines += [f"{where}; {how}; median (quartiles) of {run['repeats']} runs in turn.", ""]
         rows += ["latency", "extra memory"]
+    baselines = {c["ntire"]["baseline"] for c in result.values() if "ntire" in c}
+    scored = len(baselines) == 1 and all("ntire" in c for c in result.values())  # else they are of several runs
+    if scored:
+        lines[-1:] = [*ntire_caption(baselines.pop()).splitlines(), ""]
+        rows += ["NTIRE score"]
     lines += [f"| {' | '.join(rows)} |", "|---" * len(rows) + "|"]
     for name, c in result.items():
         cells = [f"`{name}`", f"x{c['scale']}", "{}x{}".format(*c["input"])]
@@ -283,8 +322,19 @@ def to_markdown(result: Mapping[str, Mapping[str, Any]]) -> str:
             time, memory = c["latency"], c["extra_memory_mib"]
             cells += ["{:.1f} ms ({:.1f}-{:.1f})".format(time["median_ms"], *time["quartiles_ms"])]
             cells += ["not measured" if memory is None else f"{memory:.0f} MiB"]
+        if scored:
+            cells += [f"{c['ntire']['score']:.4g}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def ntire_caption(baseline: str) -> str:
+    """What a reader of the scores must know."""
+    return (
+        f"NTIRE score, lower is better: 0.7 e^(2 t/t0) + 0.15 e^(2 F/F0) + 0.15 e^(2 P/P0) of latency, FLOPs and "
+        f"parameters relative to\n`{baseline}`, which has e^2 = 7.389 (formula: NTIRE 2025 Efficient SR report, arXiv "
+        f"2504.10686; its baseline, EFDN, is not used)."
+    )
 
 
 def _short(number: int) -> str:

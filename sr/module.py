@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from torchmetrics import Metric, MetricCollection
 
 from sr.checkpoint import describe
 from sr.errors import SRError
+from sr.finetune import start_from
 from sr.inference import upscale_tiled
 from sr.losses import Loss
 from sr.metrics import PSNR, SSIM
@@ -48,6 +50,8 @@ class SRModule(LightningModule):
             it warms up as ``(1 + step) / (10 + step)``, step counted from 0. 0: no average.
         crop_border: pixels shaved off each side before validation metrics, in GT pixels. Default: the scale.
         compile: train through ``torch.compile``: faster steps, after a minute or so of compiling.
+        weights: what a new run starts from (:func:`sr.finetune.start_from`); also of another scale.
+        weights_partly: start from ``weights`` even if less than 90 % of the network are in them.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class SRModule(LightningModule):
         ema_decay: float = 0.999,
         crop_border: int | None = None,
         compile: bool = False,
+        weights: str | None = None,
+        weights_partly: bool = False,
     ) -> None:
         super().__init__()
         if not losses:
@@ -68,6 +74,8 @@ class SRModule(LightningModule):
                 raise SRError(f"model.losses: {loss.name} is for networks of scale {loss.scale}, not {network.scale}")
         if not 0 <= ema_decay < 1:
             raise SRError(f"model.ema_decay lies in [0, 1), not {ema_decay}")
+        if weights is not None:
+            print(f"starting from {weights}: {start_from(network, weights, weights_partly)}")
         # Channels-last is what both CPU and GPU convolutions prefer; parameters keep the format through checkpoints.
         self.network = network.to(memory_format=torch.channels_last)
         self.ema: SRNetwork | None = copy.deepcopy(network).eval().requires_grad_(False) if ema_decay else None
@@ -169,9 +177,22 @@ class SRModule(LightningModule):
             return
         step = self.trainer.global_step  # does not count the step that was just taken yet
         decay = min(self.ema_decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.ema.parameters()), list(self.network.parameters()), 1 - decay)
-        for mean, value in zip(self.ema.buffers(), self.network.buffers(), strict=True):
-            mean.copy_(value)
+        means, values, with_buffers = self._averaged
+        torch._foreach_lerp_(means, values, 1 - decay)
+        for ema, network in with_buffers:
+            for mean, value in zip(ema.buffers(recurse=False), network.buffers(recurse=False), strict=True):
+                mean.copy_(value)
+
+    @cached_property
+    def _averaged(self) -> tuple[list[Tensor], list[Tensor], list[tuple[nn.Module, nn.Module]]]:
+        """Parameters of the average and of the network, and the modules of both that have buffers.
+
+        To look them up in every step would take longer than to average them.
+        """
+        ema = cast(SRNetwork, self.ema)
+        pairs = zip(ema.modules(), self.network.modules(), strict=True)
+        with_buffers = [pair for pair in pairs if next(pair[0].buffers(recurse=False), None) is not None]
+        return list(ema.parameters()), list(self.network.parameters()), with_buffers
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer: Optimizer = self.make_optimizer(p for p in self.network.parameters() if p.requires_grad)

@@ -163,7 +163,7 @@ class NonFiniteGuard(Callback):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         norm = cast(Tensor, getattr(norm, "full_tensor", lambda: norm)())  # of sharded gradients
-        pl_module.log("train/grad_norm", norm)
+        cast(SRModule, pl_module).log_train("grad_norm", norm)
         if norm.isfinite():
             self.in_a_row = 0
             return

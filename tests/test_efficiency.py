@@ -19,7 +19,7 @@ import sr
 from sr import efficiency
 from sr.archs import SpandrelNetwork, stencils
 from sr.checkpoint import read_info
-from sr.efficiency import Run, card, cards, count, to_markdown
+from sr.efficiency import Run, card, cards, count, ntire_score, to_markdown
 from sr.errors import SRError
 from sr.network import SRNetwork
 from sr.profiling import timings
@@ -314,6 +314,36 @@ def test_table():
     }  # fmt: skip
     row = to_markdown(result).splitlines()[-1]
     assert row == "| `net` | x4 | 320x180 | 183.3 K | 10.82 G | 21.65 G | 45.22 M | 23 |"
+
+
+def costs(latency, flops, parameters):
+    return {"latency": {"median_ms": latency}, "flops": flops, "parameters": parameters}
+
+
+def test_ntire_score():
+    efdn = costs(16.69, 16.70e9, 0.276e6)
+    assert ntire_score(efdn, efdn) == pytest.approx(7.3891, abs=1e-4)  # as the challenge's README works it out
+    assert ntire_score(costs(8.345, 8.35e9, 0.138e6), efdn) == pytest.approx(2.718281828459045)
+    mixed = 0.7 * 54.598150033144236 + 0.15 * 2.718281828459045 + 0.15 * 20.085536923187668  # e^4, e, e^3
+    assert ntire_score(costs(33.38, 8.35e9, 0.414e6), efdn) == pytest.approx(mixed)
+    slow, free = costs(10.0**6, 1, 1), costs(1.0, 0, 0)
+    assert 1e300 < ntire_score(slow, free) < float("inf")
+    assert ntire_score(free, free) == pytest.approx(7.38905609893065)  # nothing is counted in either
+
+
+def test_ntire_score_is_relative_to_the_first_network(monkeypatch):
+    monkeypatch.setattr(efficiency, "extra_memory", lambda *args: 12.3)
+    networks = {name: Body(body=nn.Conv2d(3, c, 3, padding=1)) for name, c in (("small", 3), ("large", 9))}
+    result = cards(networks, size=(8, 8), run=Run(repeats=2))
+    assert json.loads(json.dumps(result)) == result
+    assert [c["ntire"]["baseline"] for c in result.values()] == ["small", "small"]
+    assert result["small"]["ntire"]["score"] == pytest.approx(7.38905609893065)
+    table = to_markdown(result)
+    assert "lower is better" in table and "`small`, which has e^2 = 7.389" in table and "2504.10686" in table
+    assert table.splitlines()[-2].endswith("| 7.389 |")
+    assert "ntire" not in card(networks["small"], size=(8, 8), run=Run(repeats=2))
+    other = cards({"large": networks["large"]}, size=(8, 8), run=Run(repeats=2))
+    assert "NTIRE" not in to_markdown(result | other)
 
 
 # --- the script ------------------------------------------------------------------------------------------------------

@@ -17,8 +17,20 @@ ROWS = [
     ["registry", "weights"],
     ["archs", "degradations", "metrics", "schedules"],
     ["checkpoint", "data"],
-    ["inference", "losses", "evaluation", "preview", "attention_map", "profiling", "efficiency", "plots", "export"],
-    ["module", "gan", "safeguards", "callbacks", "logs"],
+    [
+        "inference",
+        "finetune",
+        "losses",
+        "evaluation",
+        "preview",
+        "attention_map",
+        "profiling",
+        "efficiency",
+        "plots",
+        "export",
+        "leaderboard",
+    ],
+    ["pace", "module", "gan", "safeguards", "callbacks", "logs"],
     ["config_errors"],
     ["cli"],
 ]
@@ -26,11 +38,24 @@ IN_ORDER = {
     ("weights", "registry"),
     ("efficiency", "profiling"),
     ("evaluation", "inference"),
+    ("leaderboard", "inference"),
+    ("leaderboard", "evaluation"),
+    ("leaderboard", "efficiency"),
+    ("module", "pace"),
     ("gan", "module"),
     ("safeguards", "module"),
     ("callbacks", "module"),
 }
-LIGHTNING = {"module", "gan", "safeguards", "callbacks", "logs", "cli", "data"}  # of data only sr/data/module.py
+LIGHTNING = {
+    "pace",
+    "module",
+    "gan",
+    "safeguards",
+    "callbacks",
+    "logs",
+    "cli",
+    "data",
+}  # of data only sr/data/module.py
 
 
 def row_of(part: str) -> int:

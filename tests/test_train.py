@@ -322,20 +322,3 @@ def test_a_missing_config_is_named(start, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--config", "nowhere.yaml"])
     with pytest.raises(SRError, match=r"nowhere\.yaml"):
         SRCLI()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_config_trains_two_steps(path, start, tmp_path, monkeypatch):
-    config = yaml.safe_load(path.read_text())
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["train.py", "--config", str(path), "--runs", str(tmp_path), "--trainer.max_steps", "2"],
-    )
-    monkeypatch.delenv("SR_RUN_DIR", raising=False)
-    cli = SRCLI()
-    cli.train()
-    assert cli.trainer.global_step == 2
-    assert (cli.run_dir / "best.safetensors").is_file()
-    assert config["model"]["network"]

@@ -53,7 +53,9 @@ class _SubImages(Dataset):
         return {k: torch.from_numpy(p[..., ::-1].transpose(2, 0, 1).copy()) for k, p in (("lq", lq), ("gt", gt))}
 
 
-class _Files(_SubImages):
+class Files(_SubImages):
+    """From PNG files of :func:`write_sub_images`."""
+
     def __init__(self, keys: list[str], root: Path) -> None:
         super().__init__(keys)
         self.root = root
@@ -77,6 +79,11 @@ class _LMDB(_SubImages):
             return transaction.get(f"{kind}/{key}".encode())
 
 
+def endless_loader(samples: Dataset, batch_size: int, workers: int) -> DataLoader:
+    """Batches of a data set that is as long as one likes, from worker processes."""
+    return DataLoader(samples, batch_size, num_workers=workers, sampler=_Endless())
+
+
 class _Endless(Sampler):
     """0, 1, 2 and so on, so that no loader pays for starting anew."""
 
@@ -93,7 +100,7 @@ def _training_loader(args: argparse.Namespace, batch_size: int, cache: Path) -> 
     return data.train_dataloader()
 
 
-def _write_sub_images(pictures: PictureSet, root: Path) -> list[str]:
+def write_sub_images(pictures: PictureSet, root: Path) -> list[str]:
     """Cut the pictures into PNG sub-images, as files and as an LMDB."""
     import lmdb
 
@@ -119,24 +126,28 @@ def _write_sub_images(pictures: PictureSet, root: Path) -> list[str]:
     return keys
 
 
-def throughput(args: argparse.Namespace) -> None:
-    """Patches a second of the pack, of PNG sub-images, and of an LMDB of these."""
+def require_peers() -> None:
+    """Make sure that the libraries are there which the project is compared with."""
     try:
         import cv2  # noqa: F401
         import lmdb  # noqa: F401
     except ImportError as e:
         raise SRError(f"{e.name} is what is compared with: pip install opencv-python-headless lmdb") from e
+
+
+def throughput(args: argparse.Namespace) -> None:
+    """Patches a second of the pack, of PNG sub-images, and of an LMDB of these."""
+    require_peers()
     with tempfile.TemporaryDirectory() as folder:
         pictures = GTFolder(args.data)
         pictures.prepare(_SCALE)
-        keys = _write_sub_images(pictures, Path(folder))
+        keys = write_sub_images(pictures, Path(folder))
         ways = {
             "LMDB of PNG sub-images": _LMDB(keys, Path(folder) / "lmdb"),
-            "PNG sub-images": _Files(keys, Path(folder)),
+            "PNG sub-images": Files(keys, Path(folder)),
         }
         loaders = {"pack": iter(_training_loader(args, _BATCH, Path(folder)))} | {
-            name: iter(DataLoader(samples, _BATCH, num_workers=args.workers, sampler=_Endless()))
-            for name, samples in ways.items()
+            name: iter(endless_loader(samples, _BATCH, args.workers)) for name, samples in ways.items()
         }
         rates: dict[str, list[float]] = {name: [] for name in loaders}
         for _ in range(args.repeats):
