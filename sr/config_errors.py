@@ -36,6 +36,8 @@ def explain(message: str, parser: ArgumentParser) -> str:
         return f"{place}{found[1]} has no {found[2]!r}{did_you_mean(found[2], names)}"
     if found := re.search(r"Expected an? <class '(\w+)'>\. Got value: (\S+)", message):
         return f"{place}expected {_KINDS.get(found[1], found[1])}, not {found[2]!r}"
+    if found := re.search(r"Expected a path but (\S+\.ya?ml) either not accessible", message):
+        return f"{place}no config {found[1]}"
     if place.startswith(("data.train", "data.val")) and re.search(r"Expected a (?:path|dot import path)", message):
         return f"{place}expected a class_path; a folder is given as class_path sr.data.GTFolder with init_args.root"
     if found := re.search(r'Parser key "(\w+)":\s+(?:- )?Expected a path but (\S+)', message):

@@ -272,6 +272,7 @@ def put(config: dict, path: str, value: object) -> None:
         ("model.schedular", 1, "did you mean 'model.scheduler'"),
         ("model.optimizer.init_args.lr", "abc", "model.optimizer: 'abc' is not a value of lr"),
         ("data.train", "a_folder", "class_path sr.data.GTFolder with init_args.root"),
+        ("data.train", "data/nowhere.yaml", "data.train: no config data/nowhere.yaml"),
         ("data.batch_size", 0, "batch_size must be at least 1"),
         ("model.optimizer.init_args.lr", -1, "model.optimizer: Invalid learning rate"),
         ("model.network.init_args.window", 0, "window must be at least 1"),

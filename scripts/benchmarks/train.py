@@ -147,6 +147,6 @@ def add_to(commands: Any) -> None:
     command = commands.add_parser("train", help=training.__doc__, description=__doc__)
     command.add_argument("--data", default="datasets/sample/train", help="folder of photographs")
     command.add_argument("--workers", type=int, default=2)
-    command.add_argument("--steps", type=int, default=20, help="timed in each turn (default: 20)")
+    command.add_argument("--steps", type=int, default=10, help="timed in each turn (default: 10)")
     command.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     command.set_defaults(run=training)

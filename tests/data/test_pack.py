@@ -19,12 +19,13 @@ import pytest
 import torch
 from PIL import Image
 
-from sr.data import GTFolder, PairedFolder
+from sr.data import GTFolder, PairedFolder, find_pictures
 from sr.data import pack as packing
 from sr.data.pack import Pack, as_picture, open_pack
 from sr.errors import SRError
 
 MakePictures = Callable[..., Path]
+BENCHMARKS = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
 SIZES = {"a.png": (32, 40), "sub/b.png": (33, 50), "c.png": (16, 16)}
 
 
@@ -53,6 +54,17 @@ def test_a_pack_holds_what_decoding_gives(make_pictures: MakePictures, tmp_path:
     assert pack.path.parent == tmp_path / "new" / "packs"
     content = [p.suffix for p in pack.path.parent.iterdir()]
     assert sorted(content) == [".lock", ".pack"]
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_training_sees_the_lq_that_evaluation_sees(make_pictures: MakePictures, scale: int) -> None:
+    odd = make_pictures("odd", {"a.png": (37, 53), "b.png": (64, 41), "c.png": (29, 29)})
+    folders = [(odd, odd)]
+    folders += [(BENCHMARKS / name / "HR", BENCHMARKS / name) for name in ("Set5", "Set14") if BENCHMARKS.is_dir()]
+    for gt, benchmark in folders:
+        pack, shown = open_pack(prepared(gt, scale)), find_pictures(benchmark, scale)
+        for i in range(len(shown)):  # from LR_bicubic where there is one: MATLAB's own
+            assert torch.equal(as_picture(pack.lq(i)), shown.pair(i)[0]), shown.names[i]
 
 
 def test_pairs_are_packed_with_their_own_lq(make_pictures: MakePictures, cache_home: Path) -> None:
@@ -208,6 +220,7 @@ def test_processes_that_start_together_build_it_once(make_pictures: MakePictures
     assert_holds(open_pack(prepared(root)), prepared(root))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_killed_build_leaves_nothing_that_is_taken_for_a_pack(make_pictures: MakePictures, cache_home: Path) -> None:
     root = make_pictures("hr", {f"{i}.png": (200, 200 + i) for i in range(40)})
     rng = np.random.default_rng(0)
