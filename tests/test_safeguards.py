@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -146,21 +147,19 @@ def test_a_run_can_be_stopped_in_the_middle_of_a_validation(config, start, monke
 
 @pytest.mark.slow
 def test_twenty_kills_do_not_change_the_result(config, tmp_path):
-    config["trainer"] |= {"max_steps": 200, "val_check_interval": 10}
+    config["trainer"] |= {"max_steps": 200, "val_check_interval": 4}
     undisturbed = run_undisturbed(config, tmp_path)
-    rng, kills, resume = random.Random(0), 0, []
-    while kills < 20:
-        process = subprocess.Popen([*TRAIN, *resume], stdout=subprocess.DEVNULL, cwd=tmp_path)
-        try:
-            process.wait(rng.uniform(4, 14))
-            break  # it came to its end between two kills
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
+    rng, resume = random.Random(0), []
+    for kill in range(20):
+        process = subprocess.Popen([*TRAIN, *resume], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        for _ in range(rng.randint(1, 3)):  # some time after the start, when it trains
+            while "PSNR_Y" not in (line := process.stdout.readline()):
+                assert line, f"the run ended before kill {kill}"
+        time.sleep(rng.uniform(0, 0.1))
+        process.kill()
+        process.communicate()
         if LAST.is_file():
             resume = ["--ckpt_path", str(LAST)]
-    assert kills >= 10
     subprocess.run([*TRAIN, *resume], check=True, cwd=tmp_path, capture_output=True)
     assert_equal(weights(LAST), undisturbed)
 
