@@ -31,7 +31,10 @@ def parse() -> argparse.Namespace:
     add("--tile", type=int, help="edge of a tile in input pixels, 0: none (default)")
     add("--sparsity", type=float, help="SparseSR: texture up to which windows skip attention, 0 to 1")
     add("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.crop and (min(args.crop) < 0 or min(args.crop[2:]) < 1):
+        parser.error("--crop: X and Y are at least 0, W and H at least 1")
+    return args
 
 
 def main() -> None:

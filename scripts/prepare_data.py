@@ -18,7 +18,10 @@ def read_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     from sr.cli import DataCLI, set_up_logging
 
     set_up_logging()
-    return DataCLI(["--config", str(args.config), *args.overrides]).datamodule
+    data = DataCLI(["--config", str(args.config), *args.overrides]).datamodule
+    if data.stream is not None:
+        raise SRError("data.train is a stream, whose pictures were checked when it was written; this is for folders")
+    return data
 
 
 def pack(args: argparse.Namespace) -> None:
@@ -46,7 +49,10 @@ def check(args: argparse.Namespace) -> int:
         )
     Console().print(report.table())
     if args.json is not None:
-        args.json.write_text(report.to_json())
+        try:
+            args.json.write_text(report.to_json())
+        except OSError as e:
+            raise SRError(f"cannot write {args.json} ({e.strerror})") from e
     return 0 if report.ok else 1
 
 
@@ -80,6 +86,13 @@ def optimize(args: argparse.Namespace) -> None:
     print(f"train on them with data.train: {{class_path: sr.data.StreamingGTDataset, init_args: {{root: {args.to}}}}}")
 
 
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
 def main() -> int | None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -97,8 +110,8 @@ def main() -> int | None:
     command.add_argument("--json", type=Path, help="write the findings there as well")
     command = add(preview, config=True)
     command.add_argument("-o", "--output", type=Path, default=Path("preview.png"))
-    command.add_argument("--rows", type=int, default=4, help="number of patches")
-    command.add_argument("--draws", type=int, default=4, help="number of LQ versions of each")
+    command.add_argument("--rows", type=positive, default=4, help="number of patches")
+    command.add_argument("--draws", type=positive, default=4, help="number of LQ versions of each")
     command = add(download)
     command.add_argument("name", choices=sorted(sets.SETS))
     command.add_argument("--to", type=Path, default=Path("datasets"), help="folder that gets a folder for each set")

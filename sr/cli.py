@@ -30,8 +30,6 @@ from sr.logs import ResumableCSVLogger
 from sr.module import SRModule
 from sr.safeguards import LastCheckpoint, NonFiniteGuard, StopOnSignal, Stopped, WholeCheckpointIO
 
-log = logging.getLogger(__name__)
-
 _RUN_DIR = "SR_RUN_DIR"  # tells the other processes of a multi-device run which folder the first one chose
 
 
@@ -187,10 +185,6 @@ class SRCLI(LightningCLI):
             count = sum(len(f.files) or 1 for f in report.findings if f.level == "error")
             more = f" ({count} faults in all: scripts/prepare_data.py check lists them)" if count > 1 else ""
             raise SRError(f"{e}{more}") from e
-        for finding in report.findings:
-            if finding.level == "warning":
-                names = ", ".join(path.name for path in finding.files[:3])
-                log.warning("%s: %s%s", finding.data_set, finding.message, f", e.g. {names}" if names else "")
         smallest = min((min(size) for pictures in self.datamodule.val_sets for size in pictures.gt_sizes), default=None)
         crop = self.model.crop_border
         if smallest is not None and (crop < 0 or smallest <= 2 * crop):

@@ -88,6 +88,8 @@ def list_images(root: str | Path) -> list[Path]:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     """The picture with its header read; whatever goes wrong inside the block names the file."""
+    if path.is_fifo() or path.is_socket() or path.is_char_device():  # reading these may wait for ever
+        raise SRError(f"{path} is no file but a pipe or a device; remove it")
     try:
         # Pillow only warns up to twice its limit and refuses beyond; a large photograph is no reason for a warning.
         with warnings.catch_warnings():

@@ -123,7 +123,14 @@ def test_optimize_writes_chunks_that_training_reads(config, start, written):
     assert start(config).trainer.global_step == 4
 
 
-def test_mistakes_are_named(run, written):
+def test_mistakes_are_named(run, written, config):
+    assert "cannot write" in run("check", "--config", "x.yaml", "--json", "nowhere/x.json", status=2).stderr
+    assert "at least 1" in run("preview", "--config", "x.yaml", "--rows", 0, status=2).stderr
+    assert "there is no file" in run("download", "div2k", "--from", "no/DIV2K_train_HR.zip", status=2).stderr
+    config["data"]["train"] = {"class_path": "sr.data.StreamingGTDataset", "init_args": {"root": "chunks"}}
+    (written / "stream.yaml").write_text(yaml.safe_dump(config))
+    for command in ("check", "pack", "preview"):
+        assert "is a stream" in run(command, "--config", "stream.yaml", status=2).stderr
     run("check", "--config", "nowhere.yaml", status=2)
     assert "data.gt_siez" in run("check", "--config", "x.yaml", "--data.gt_siez", 3, status=2).stderr
     run("download", "div3k", status=2)

@@ -61,7 +61,7 @@ def test_upscale_keeps_what_belongs_to_the_picture(picture):
         (["missing.png"], "missing.png does not exist"),
         (["text.png"], "text.png is not a picture"),
         (["image.png", "-m", "missing.safetensors"], "no weights file at missing.safetensors"),
-        (["image.png", "-m", "sparsesr_t_x9"], "'sparsesr_t_x9' is neither a file nor the name of installed weights"),
+        (["image.png", "-m", "sparsesr_t_x9"], "'sparsesr_t_x9' is neither a file nor the name of known weights"),
         (["image.png", "-s", "7"], "no installed weights enlarge 7 times"),
         (["image.png", "-o", "image.png"], "is the input as well"),
         (["image.png", "-o", "nowhere/out.png"], "the folder nowhere does not exist"),

@@ -186,6 +186,8 @@ def download(name: str, to: str | Path, archives: Iterable[str | Path] = (), say
             raise SRError(f"{path} is no archive of {name}; it is made of {_some(known)}")
         if not path.is_file():
             raise SRError(f"there is no file {path}; check the path")
+        if not path.is_file():
+            raise SRError(f"there is no file {path}; check the path")
     return [prepare(data, Path(to), given, say) for data in SETS[name]]
 
 

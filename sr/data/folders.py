@@ -273,6 +273,9 @@ class BenchmarkFolder(PictureSet):
         if not gt.is_dir():
             if lq.is_dir():
                 raise SRError(f"{self.root} holds LR_bicubic but no HR; put the high-resolution pictures in {gt}")
+            inside = sorted(str(folder.parent) for folder in self.root.glob("*/HR") if folder.is_dir())
+            if inside:
+                raise SRError(f"{self.root} holds several data sets; name them one by one: {' '.join(inside)}")
             return self._as(GTFolder(self.root, self.name), scale)
         for folder in (lq / f"X{scale}", lq / f"x{scale}"):
             if folder.is_dir():

@@ -82,7 +82,7 @@ def optimize(
     """
     litdata = _litdata()
     pictures = [
-        (f"{Path(root).resolve().name}/{path.relative_to(root).as_posix()}", str(path.resolve()))
+        (f"{Path(root).resolve().name}/{path.relative_to(root).as_posix()}", str(path.absolute()))
         for root in inputs
         for path in list_images(root)
     ]

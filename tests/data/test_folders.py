@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -230,3 +231,18 @@ def test_the_sample_set_is_complete_and_attributed() -> None:
     files = [p for p in root.rglob("*") if p.is_file() and p.name != "LICENCES.csv"]
     assert listed == {p.relative_to(root).as_posix() for p in files}
     assert sum(p.stat().st_size for p in files) < 4e6
+
+
+def test_a_folder_of_data_sets_is_not_one(make_pictures: MakePictures, tmp_path: Path) -> None:
+    for name in ("Set5", "Set14"):
+        make_pictures(f"benchmarks/{name}/HR", ["a.png"])
+    with pytest.raises(SRError, match=r"holds several data sets; name them one by one: .*Set14 .*Set5"):
+        find_pictures(tmp_path / "benchmarks", 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(make_pictures: MakePictures) -> None:
+    root = make_pictures("hr", ["a.png"])
+    os.mkfifo(root / "pipe.png")
+    with pytest.raises(SRError, match=r"pipe\.png is no file but a pipe"):
+        GTFolder(root).prepare(2)
