@@ -86,6 +86,17 @@ class SpandrelNetwork(SRNetwork):
         sr = super().forward(lq[..., rows, :][..., columns])
         return F.pad(sr, (0, -right * self.scale, 0, -below * self.scale))
 
+    def fuse(self) -> SRNetwork:
+        """Replace SPAN's convolutions with training branches by the one convolution that they add up to."""
+        for parent in list(self.modules()):
+            for name, part in list(parent.named_children()):
+                if hasattr(part, "update_params") and hasattr(part, "eval_conv"):
+                    one = cast(Any, part)
+                    one.update_params()
+                    fused = nn.Sequential(one.eval_conv, nn.LeakyReLU(0.05)) if one.has_relu else one.eval_conv
+                    setattr(parent, name, fused)
+        return self
+
 
 def _mirrored(size: int, more: int, like: Tensor) -> Tensor:
     """Places along an edge of ``size`` pixels and ``more`` behind it: back to the first pixel, which is repeated."""

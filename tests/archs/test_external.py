@@ -182,3 +182,15 @@ def test_spandrel_is_imported_when_it_is_needed():
     loaded = set(out.stdout.split())
     assert "sr.archs.external" in loaded
     assert not {"spandrel", "torchvision", "sr.fetch"} & loaded
+
+
+def test_span_fuses_into_what_it_is_deployed_as():
+    network = SpandrelNetwork(
+        scale=4, arch="SPAN", args={"num_in_ch": 3, "num_out_ch": 3, "feature_channels": 48}
+    ).eval()
+    x = torch.rand(1, 3, 12, 9)
+    with torch.no_grad():
+        before = network(x)
+        assert network.fuse() is network
+        torch.testing.assert_close(network(x), before, atol=1e-5, rtol=1e-5)
+    assert sum(p.numel() for p in network.parameters()) == 426_288  # as its authors count
