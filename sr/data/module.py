@@ -53,6 +53,7 @@ class SRDataModule(LightningDataModule):
         cache: bool = True,
         cache_dir: str | None = None,
         on_error: OnError = "raise",
+        progressive_gt_sizes: list[int] | None = None,
     ) -> None:
         """Keep the settings; folders are read in :meth:`setup`.
 
@@ -71,6 +72,8 @@ class SRDataModule(LightningDataModule):
                 takes 6 MB, or 7.5 MB with its LQ at scale 2); otherwise decode one for every patch.
             cache_dir: where these files are kept. Default: ``$XDG_CACHE_HOME/sr`` or ``~/.cache/sr``.
             on_error: a picture that cannot be read stops the run (``raise``), or is left out (``skip``).
+            progressive_gt_sizes: smaller patches to begin with: the run is divided into equal parts, one for each of
+                these sizes in turn, and the last for ``gt_size``.
         """
         super().__init__()
         self.stream = train if isinstance(train, StreamingGTDataset) else None
@@ -87,6 +90,7 @@ class SRDataModule(LightningDataModule):
         self.cache = cache
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
         self.on_error: OnError = on_error
+        self.gt_sizes = [*(progressive_gt_sizes or []), gt_size]  # of equal parts of the run
         self._train: PatchDataset | None = None
         self._val: list[PictureDataset] | None = None
 
@@ -137,6 +141,13 @@ class SRDataModule(LightningDataModule):
         for name in names:
             if names.count(name) > 1:
                 raise SRError(f"two validation sets are called {name!r}; give one of them another name")
+        for size in self.gt_sizes[:-1]:
+            if not 0 < size <= self.gt_size or size % self.scale:
+                raise SRError(
+                    f"progressive_gt_sizes are multiples of scale {self.scale} up to gt_size {self.gt_size}, not {size}"
+                )
+        if self.stream is not None and len(self.gt_sizes) > 1:
+            raise SRError("progressive_gt_sizes is for picture sets; a stream has one patch size")
         if self.num_workers < 0:
             raise SRError(f"num_workers must not be negative, but is {self.num_workers}")
         world = self._world_size
@@ -257,6 +268,11 @@ class _RunSampler(DistributedSampler):
         self.share = share
         self.total = module._batches_total()
 
+    def gt_size(self, index: int) -> int:
+        """Of the batch that sample ``index`` is in."""
+        part = index // self.module.batch_size * len(self.module.gt_sizes) // self.total
+        return self.module.gt_sizes[min(part, len(self.module.gt_sizes) - 1)]
+
     def __len__(self) -> int:
         return self.total * self.share
 
@@ -334,15 +350,15 @@ class _RunLoader:
                 pool.shutdown(cancel_futures=True)
 
     def _batch(self, indices: list[int]) -> dict[str, Tensor]:
-        batch = self.dataset.batch(indices)
+        batch = self.dataset.batch(indices, self.sampler.gt_size(indices[0]))
         return {k: v.pin_memory() for k, v in batch.items()} if self.pin_memory else batch
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """What has to be equal for a resumed run to see the data it would have seen."""
         module = self.sampler.module
-        return {k: getattr(module, k) for k in ("batch_size", "gt_size", "scale", "seed")}
+        return {k: getattr(module, k) for k in ("batch_size", "gt_sizes", "scale", "seed")}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Say so if the resumed run sees other data."""
         other = [f"{k} {state[k]} -> {v}" for k, v in self.state_dict().items() if state.get(k, v) != v]
         if other:

@@ -119,10 +119,16 @@ class PatchDataset(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {k: v[0] for k, v in self.batch([index]).items()} | {"index": index}
 
-    def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        """Several samples, stacked: ``lq`` and ``gt`` (N, 3, h, w), ``index`` (N,)."""
-        count, size, step = len(indices), self.gt_size // self.scale, self.scale
-        gts = np.empty((count, 3, self.gt_size, self.gt_size), np.uint8)
+    def batch(self, indices: Sequence[int], gt_size: int | None = None) -> dict[str, torch.Tensor]:
+        """Several samples, stacked: ``lq`` and ``gt`` (N, 3, h, w), ``index`` (N,).
+
+        Args:
+            indices: which.
+            gt_size: edge of these patches, a multiple of the scale and at most the data set's; default: the data set's.
+        """
+        gt_size = gt_size or self.gt_size
+        count, size, step = len(indices), gt_size // self.scale, self.scale
+        gts = np.empty((count, 3, gt_size, gt_size), np.uint8)
         lqs = np.empty((count, 3, size, size), np.uint8)
         for n, index in enumerate(indices):
             rng = np.random.default_rng((self.seed, index))

@@ -75,6 +75,19 @@ def test_shares_of_the_processes_make_up_the_batch_of_one(picture_folder: Path) 
             assert torch.equal(batch, torch.cat([p[b] for p in parts]))
 
 
+def test_patches_grow_during_the_run_and_resume_in_the_middle(picture_folder: Path) -> None:
+    def sizes(done: int = 0, **kwargs: Any) -> list[tuple[int, int]]:
+        data = make(picture_folder, fake_trainer(steps=6, done=done), progressive_gt_sizes=[8, 12], **kwargs)
+        return [(b["gt"].shape[-1], b["lq"].shape[-1]) for b in data.train_dataloader()]
+
+    grown = [(8, 4), (8, 4), (12, 6), (12, 6), (16, 8), (16, 8)]
+    assert sizes() == sizes(num_workers=2) == grown
+    assert sizes(done=3) == grown[3:]
+    for wrong in ([7], [18], [0]):
+        with pytest.raises(SRError, match=r"progressive_gt_sizes are multiples of scale 2 up to gt_size 16"):
+            make(picture_folder, fake_trainer(), progressive_gt_sizes=wrong)
+
+
 def test_a_data_set_smaller_than_a_batch_works(make_pictures: MakePictures) -> None:
     folder = make_pictures("one", {"a.png": (16, 16)})
     batches = train_batches(make(folder, fake_trainer(steps=2), batch_size=10))
