@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "sr"
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_left_open() -> Iterator[None]:
+    """A test that builds a run without training it leaves the run's folder in the environment."""
+    os.environ.pop("SR_RUN_DIR", None)
+    yield
+    os.environ.pop("SR_RUN_DIR", None)
 
 
 @pytest.fixture

@@ -122,9 +122,9 @@ def test_a_terminal_gets_a_bar_of_one_line(config, start, capsys, monkeypatch, w
 def test_waiting_for_slow_data_is_told(config, start, capsys, monkeypatch):
     batch = PatchDataset.batch
 
-    def slow(self, indices):
+    def slow(self, *args):
         time.sleep(0.2)
-        return batch(self, indices)
+        return batch(self, *args)
 
     monkeypatch.setattr(PatchDataset, "batch", slow)
     pace = start(config).model.pace
