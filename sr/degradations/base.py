@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -76,9 +77,10 @@ def normal(seeds: Tensor, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, device=seeds.device)
 
 
-class Step:
+class Step(ABC):
     """One operation on a batch; the parts of a :class:`Pipeline`."""
 
+    @abstractmethod
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         """Apply the step; ``x`` is left as it is.
 
@@ -89,10 +91,9 @@ class Step:
         Returns:
             (N, 3, H', W').
         """
-        raise NotImplementedError
 
 
-class Degradation:
+class Degradation(ABC):
     """Turns a batch of GT into LQ. Subclasses write :meth:`degrade`."""
 
     @torch.no_grad()
@@ -125,9 +126,9 @@ class Degradation:
         with torch.autocast(gt.device.type, enabled=False):
             return self.degrade(gt.float(), draws)
 
+    @abstractmethod
     def degrade(self, gt: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """(lq, gt) as for a call, with arguments that are checked."""
-        raise NotImplementedError
 
 
 class Bicubic(Degradation):
