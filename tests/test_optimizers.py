@@ -13,6 +13,7 @@ from sr.errors import SRError
     [
         ("torch.optim.AdamW", {"lr": 1e-3, "weight_decay": 0.01}),
         ("torch.optim.SGD", {"lr": 0.01, "momentum": 0.9}),
+        ("sr.optim.Muon", {"lr": 1e-3}),
         ("timm.optim.Muon", {"lr": 1e-3}),  # convolutions as matrices; torch.optim.Muon takes matrices alone
         ("timm.optim.Adan", {"lr": 1e-3}),
         ("timm.optim.Lion", {"lr": 1e-4}),
