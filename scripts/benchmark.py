@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks import data, leaderboard, train
+from benchmarks import data, leaderboard, tiles, train, upscale
 from torch import Tensor
 
 import sr
@@ -174,7 +174,9 @@ def main() -> None:
     command.set_defaults(run=model)
     data.add_to(commands)
     leaderboard.add_to(commands)
+    tiles.add_to(commands, find_network, picture_size)
     train.add_to(commands)
+    upscale.add_to(commands)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.run(args)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 import time
@@ -23,7 +25,8 @@ from sr.checkpoint import save
 from sr.data import PictureSet
 from sr.errors import SRError
 from sr.image import save_image
-from sr.inference import upscale_tiled
+from sr.inference.tiling import upscale_tiled
+from sr.metrics import PROTOCOLS
 from sr.module import SRModule
 from sr.preview import comparison
 
@@ -141,11 +144,14 @@ class BestWeights(Callback):
 
     Args:
         folder: where ``best.safetensors`` goes.
+        by_psnr: without it, the weights of each validation replace those before, in ``last.safetensors``. PSNR falls
+            while textures become realistic, so that the best by it would be the least realistic ones.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "best.safetensors"
-        self.best = float("-inf")
+    def __init__(self, folder: Path, by_psnr: bool = True) -> None:
+        self.path = folder / f"{'best' if by_psnr else 'last'}.safetensors"
+        self.by_psnr = by_psnr
+        self.best = float("-inf")  # mean PSNR_Y of the file
         self.step = 0  # of the file
         self._started = time.monotonic()
         self._first_step = 0
@@ -158,7 +164,7 @@ class BestWeights(Callback):
         if trainer.sanity_checking or not module.scores:
             return
         psnr = sum(score["psnr_y"] for score in module.scores.values()) / len(module.scores)
-        if psnr > self.best:
+        if psnr > (self.best if self.by_psnr else float("-inf")):  # never so if it is not a number
             self.best = psnr
             self._save(trainer, module)
 
@@ -176,13 +182,26 @@ class BestWeights(Callback):
             steps, seconds = trainer.global_step - self._first_step, time.monotonic() - self._started
             print("  ".join(filter(None, [f"{steps} steps in {_duration(seconds)}", _describe_pace(trainer)])))
             score = f", mean PSNR {self.best:.2f} dB" if module.scores else ""
-            print(f"best weights: {self.path} (step {self.step}{score})")
+            print(f"{self.path.stem} weights: {self.path} (step {self.step}{score})")
 
     def _save(self, trainer: Trainer, module: SRModule) -> None:
         self.step = trainer.global_step
         if trainer.is_global_zero:
-            info = {"step": trainer.global_step, "validation": module.scores, "bicubic": module.bicubic_scores}
-            save(module.eval_network, self.path, info=info)
+            save(module.eval_network, self.path, info=self._info(trainer, module))
+
+    def _info(self, trainer: Trainer, module: SRModule) -> dict[str, Any]:
+        """How the weights came about and how good they are, for the file's metadata."""
+        protocol = PROTOCOLS["sisr-y"].but(crop_border=module.crop_border)
+        config = self.path.with_name("config.yaml")  # as Lightning saved it, resolved
+        return {
+            "step": trainer.global_step,
+            "averaged": module.ema is not None,
+            "protocol": protocol.describe(module.network.scale),
+            "validation": module.scores,
+            "bicubic": module.bicubic_scores,
+            "data": [_fingerprint(pictures) for pictures in trainer.datamodule.train_sets],  # type: ignore[attr-defined]
+            "recipe": config.read_text() if config.is_file() else "",
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "step": self.step}
@@ -190,6 +209,13 @@ class BestWeights(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.path.is_file():  # not so if the run goes on in another folder
             self.best, self.step = state_dict["best"], state_dict["step"]
+
+
+def _fingerprint(pictures: PictureSet) -> dict[str, Any]:
+    """What tells one state of a data set from another: SHA-256 of the names and sizes of its pictures."""
+    facts = sorted((picture.name, *picture.gt_size) for picture in pictures.pictures)
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return {"name": pictures.name, "pictures": len(facts), "sha256": digest}
 
 
 class Previews(Callback):

@@ -1,52 +1,46 @@
 """Weights files: written so that they describe themselves, read without running anything that is in them.
 
 A file written by :func:`save` is a safetensors file whose metadata name the architecture and its hyper-parameters,
-so that :func:`load` needs nothing else. Published files are read for architectures that recognise their own keys
-(:meth:`sr.network.SRNetwork.infer_hparams`), and else for those that spandrel knows (:mod:`sr.archs.external`).
+so that :func:`load` needs nothing else, and have a digest of the whole. Other files are opened by
+:mod:`sr.weightfiles`, and recognised by :mod:`sr.rebuild`: by architectures that know their own keys
+(:meth:`sr.network.SRNetwork.infer_hparams`), and else by spandrel (:mod:`sr.archs.external`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
-from torch import Tensor
 
 import sr
 import sr.archs  # registers every architecture
-from sr.archs.external import SpandrelNetwork, recognise
 from sr.errors import SRError
 from sr.network import SRNetwork
-from sr.registry import did_you_mean, get_arch, list_archs
+from sr.onnx_network import OnnxNetwork
+from sr.rebuild import Report, rebuild
+from sr.weightfiles import SUFFIXES, digest, read, read_torch
 from sr.weights import find_weights
 
-_SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt")
-# Where training tools keep the weights inside a file, the averaged ones first.
-_WRAPPERS = (
-    *("params_ema", "params-ema", "generator_ema", "ema"),
-    *("params", "state_dict", "model_state_dict", "model", "net", "net_g", "generator"),
-)
-_PREFIXES = ("module.", "_orig_mod.")
-# What a training tool puts before all names; dropped only if nothing is recognised with it, since ESRGAN's have one.
-_COMMON_PREFIXES = ("model.", "net.", "net_g.", "netG.", "generator.", "ema_model.")
+_ONNX = ".onnx"
+# First words of a module's state that not every run has, and the options that decide.
+_OPTIONAL_PARTS = {"ema": "an average (model.ema_decay)", "adversarial": "a discriminator (model.adversarial)"}
 
 
 def describe(network: SRNetwork) -> dict[str, str]:
-    """What a file must say to rebuild ``network``: architecture, hyper-parameters, scale."""
+    """What a file must say to rebuild ``network``: architecture, hyper-parameters, scale, channels, range."""
     return {
         "format": "sr",
         "version": sr.__version__,
         "arch": network.arch,
         "hparams": json.dumps(network.hparams),
         "scale": str(network.scale),
+        "in_channels": str(network.in_channels),
+        "range": "[0, 1]",
     }
 
 
@@ -56,11 +50,15 @@ def save(network: SRNetwork, path: str | Path, info: Mapping[str, Any] | None = 
     Args:
         network: any network of the project.
         path: the file; its folder must exist.
-        info: more to keep in the metadata (recipe, step, metrics ...), anything that JSON can hold.
+        info: more to keep in the metadata (recipe, step, metrics, licence ...), anything that JSON can hold;
+            ``averaged`` tells whether the weights are an average over training.
     """
+    if isinstance(network, OnnxNetwork):
+        raise SRError(f"{network.path} is an ONNX file, which has no weights that could be saved")
     path = Path(path)
     tensors = {k: v.detach().cpu().contiguous() for k, v in network.state_dict().items()}
     metadata = describe(network) | {"info": json.dumps(dict(info or {}))}
+    metadata["digest"] = digest(metadata, tensors)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_bytes(to_bytes(tensors, metadata))  # save_file would leave a file that only its owner may read
@@ -71,38 +69,67 @@ def save(network: SRNetwork, path: str | Path, info: Mapping[str, Any] | None = 
         part.unlink(missing_ok=True)
 
 
-def load(source: str | Path, device: str | torch.device = "cpu") -> SRNetwork:
+def load(source: str | Path, device: str | torch.device = "cpu", which: str | None = None) -> SRNetwork:
     """Load a network with its weights, ready for inference.
 
     Args:
         source: a weights file (``.safetensors`` of this project, ``.ckpt`` of a training run, a published file of an
-            architecture that this project or spandrel knows), or the name of weights that are installed or published
-            (:func:`sr.weights.list_weights`), e.g. ``sparsesr_t_x2.quickstart`` or ``imdn_x4``.
+            architecture that this project or spandrel knows, ``.onnx``), or the name of weights that are installed or
+            published (:func:`sr.weights.list_weights`), e.g. ``sparsesr_t_x2.quickstart`` or ``imdn_x4``.
         device: where the network goes.
+        which: of a file with several sets of weights: ``ema`` (averaged over training), ``raw`` (as trained), or what
+            its author called them, e.g. ``net_g``. Default: averaged ones if there are any.
 
     Returns:
-        The network in evaluation mode; averaged (EMA) weights are preferred where a file holds both.
+        The network in evaluation mode.
 
     Raises:
         SRError: the file is missing, damaged, not a weights file, holds code, or does not fit the network exactly.
     """
     path = _resolve(source)
-    metadata, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
-    network, tensors = _build(metadata, tensors, path)
-    _fill(network, tensors, path)
+    if path.suffix == _ONNX:
+        return OnnxNetwork(path=str(path), device=str(device)).eval()
+    network, report = rebuild(read(path), which)
+    if network is None:
+        raise SRError(f"{path}: {report.problem}")
     return network.eval().requires_grad_(False).to(device)
 
 
-def resume_step(path: str | Path, network: SRNetwork) -> int:
-    """The step at which a training checkpoint of ``network`` was written.
+def inspect(source: str | Path, which: str | None = None) -> Report:
+    """What a weights file is and whether it loads; see :class:`sr.rebuild.Report`. Arguments as in :func:`load`.
 
     Raises:
-        SRError: the file is no checkpoint of :mod:`sr.module`, is damaged, or belongs to another network.
+        SRError: the file cannot be read at all: it is missing, damaged, not a weights file, or holds code.
+    """
+    path = _resolve(source)
+    if path.suffix != _ONNX:
+        return rebuild(read(path), which)[1]
+    report = Report(str(path), "ONNX", path.stat().st_size, arch=OnnxNetwork.__name__)
+    try:
+        network = OnnxNetwork(path=str(path))
+    except SRError as e:
+        report.problem = str(e).removeprefix(f"{path}: ")
+    else:
+        report.scale, report.channels = network.scale, network.in_channels
+    return report
+
+
+def resume_step(path: str | Path, network: SRNetwork, parts: Collection[str] | None = None) -> int:
+    """The step at which a training checkpoint of ``network`` was written.
+
+    Args:
+        path: the checkpoint.
+        network: what is trained.
+        parts: of the module that is to go on from it: first words of the keys of its state. Default: not compared.
+
+    Raises:
+        SRError: the file is no checkpoint of :mod:`sr.module`, is damaged, or belongs to another network, or to a
+            module with other parts.
     """
     path = Path(path)
     if path.suffix == ".safetensors":
         raise SRError(f"{path} holds weights only, not the state of a run; resume from checkpoints/last.ckpt")
-    content = _read_torch(path)
+    content = read_torch(path)
     if not isinstance(content, dict) or not {"sr_network", "state_dict", "global_step"} <= content.keys():
         raise SRError(f"{path} is no checkpoint of a training run; resume from checkpoints/last.ckpt")
     own, stored = describe(network), content["sr_network"]
@@ -111,12 +138,21 @@ def resume_step(path: str | Path, network: SRNetwork) -> int:
     other = [f"{key} {theirs.get(key)} there, {value} here" for key, value in ours.items() if theirs.get(key) != value]
     if other:
         raise SRError(f"{path} belongs to another network: {'; '.join(other[:5])}")
+    stored_parts = {key.partition(".")[0] for key in content["state_dict"]}
+    for part, option in _OPTIONAL_PARTS.items():
+        there = part in stored_parts
+        if parts is not None and there != (part in parts):
+            this, that = ("with", "without") if there else ("without", "with")
+            raise SRError(
+                f"{path} is of a run {this} {option}, and cannot be continued {that} it;\n"
+                "start a new run from its weights with --model.weights"
+            )
     return int(content["global_step"])
 
 
 def read_info(source: str | Path) -> dict[str, Any]:
     """The metadata of a file written by :func:`save`: architecture, hyper-parameters, and what ``info`` held."""
-    metadata, _ = _read_safetensors(_resolve(source))
+    metadata = read(_resolve(source)).metadata
     decode = {k: json.loads(metadata[k]) for k in ("hparams", "info") if k in metadata}
     return metadata | decode
 
@@ -124,102 +160,13 @@ def read_info(source: str | Path) -> dict[str, Any]:
 def _resolve(source: str | Path) -> Path:
     path = Path(source)
     if path.is_file():
-        if path.suffix not in _SUFFIXES:
-            raise SRError(f"{path}: not a weights file (expected {', '.join(_SUFFIXES)})")
+        if path.suffix not in (*SUFFIXES, _ONNX):
+            raise SRError(f"{path}: not a weights file (expected {', '.join((*SUFFIXES, _ONNX))})")
         return path
     if path.is_dir():
         raise SRError(f"{path} is a folder; name the weights file in it")
-    if path.suffix in _SUFFIXES and path.name not in ("", path.suffix):
-        raise SRError(f"no weights file at {path}")
+    if path.exists():
+        raise SRError(f"{path} is not a file, but a device or a pipe")
+    if path.suffix in (*SUFFIXES, _ONNX) and path.name not in ("", path.suffix):
+        raise SRError(f"no {'ONNX' if path.suffix == _ONNX else 'weights'} file at {path}")
     return find_weights(str(source)).obtain()
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {}), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, struct.error) as e:
-        raise SRError(f"{path}: damaged, or not a safetensors file ({e})") from e
-
-
-def _read_torch(path: Path) -> Any:
-    """What a file of ``torch.save`` holds, as long as it is plain tensors and containers."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as e:
-        wanted = next((line.strip() for line in str(e).splitlines() if "GLOBAL" in line), "it is not plain tensors")
-        raise SRError(f"{path}: refused, since reading it would run code from the file ({wanted})") from e
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as e:
-        raise SRError(f"{path}: damaged, or not a PyTorch file ({str(e).splitlines()[0] if str(e) else e!r})") from e
-
-
-def _read_pickle(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    content = _read_torch(path)
-    metadata: dict[str, str] = {}
-    if isinstance(content, dict) and isinstance(content.get("sr_network"), dict):  # a checkpoint of sr.module
-        metadata, state = dict(content["sr_network"]), dict(content.get("state_dict", {}))
-        part = "ema." if any(key.startswith("ema.") for key in state) else "network."
-        return metadata, {key[len(part) :]: value for key, value in state.items() if key.startswith(part)}
-    for wrapper in _WRAPPERS:
-        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-            break
-    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()) or not content:
-        raise SRError(f"{path}: no weights found in it")
-    return metadata, content
-
-
-def _strip(key: str) -> str:
-    while key.startswith(_PREFIXES):
-        key = key.split(".", 1)[1]
-    return key
-
-
-def _unprefixed(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The tensors under their bare names, then without each prefix that all names share."""
-    tensors = {_strip(key): value for key, value in tensors.items()}
-    yield tensors
-    while tensors and (prefix := next((p for p in _COMMON_PREFIXES if all(k.startswith(p) for k in tensors)), None)):
-        tensors = {_strip(key[len(prefix) :]): value for key, value in tensors.items()}
-        yield tensors
-
-
-def _build(metadata: Mapping[str, str], tensors: dict[str, Tensor], path: Path) -> tuple[SRNetwork, dict[str, Tensor]]:
-    """The network with random weights, and the tensors under this implementation's names."""
-    if "arch" in metadata:
-        arch = get_arch(metadata["arch"])
-        try:
-            return arch(**json.loads(metadata["hparams"])), arch.upgrade(tensors)
-        except (TypeError, LookupError, ValueError, RuntimeError, ArithmeticError, AttributeError, AssertionError) as e:
-            raise SRError(f"{path}: its hyper-parameters do not fit {arch.__name__} ({e})") from e
-    for bare in _unprefixed(tensors):
-        for name in list_archs():
-            arch = get_arch(name)
-            hparams = arch.infer_hparams(bare)
-            if hparams is not None:
-                return arch(**hparams), arch.remap(bare)
-    for bare in _unprefixed(tensors):
-        try:
-            found = recognise(bare)
-        except SRError as e:
-            raise SRError(f"{path}: {e}") from e
-        if found is not None:
-            return SpandrelNetwork(**found[0]), found[1]
-    first = next(iter(tensors), None)
-    raise SRError(f"{path}: no architecture of this project or of spandrel has such weights (first key: {first!r})")
-
-
-def _fill(network: SRNetwork, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy the weights in; everything must fit, since a half-random network paints garbage."""
-    own = network.state_dict()
-    for key, value in own.items():
-        if key not in tensors:
-            raise SRError(
-                f"{path}: {type(network).__name__} needs {key!r}, which the file lacks{did_you_mean(key, tensors)}"
-            )
-        if tensors[key].shape != value.shape:
-            raise SRError(f"{path}: {key!r} has shape {tuple(tensors[key].shape)}, needed is {tuple(value.shape)}")
-    extra = [key for key in tensors if key not in own]
-    if extra:
-        raise SRError(f"{path}: {type(network).__name__} has no place for {len(extra)} tensors, first {extra[0]!r}")
-    network.load_state_dict(tensors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import shutil
 import warnings
 from argparse import ArgumentError
 from pathlib import Path
@@ -21,11 +22,11 @@ import sr.losses
 import sr.schedules  # noqa: F401  (their classes are named in configs)
 from sr.callbacks import BestWeights, Previews, TrainingProgress, ValidationReport
 from sr.checkpoint import resume_step
-from sr.config_errors import explain
+from sr.config_errors import explain, refuse_empty_files
 from sr.data import SRDataModule
 from sr.data.check import check as find_faults
 from sr.errors import SRError
-from sr.gan import make_module
+from sr.gan import GANModule, make_module
 from sr.logs import ResumableCSVLogger
 from sr.module import SRModule
 from sr.safeguards import LastCheckpoint, NonFiniteGuard, StopOnSignal, Stopped, WholeCheckpointIO
@@ -44,10 +45,13 @@ class SRCLI(LightningCLI):
     """
 
     run_dir: Path
+    weights: BestWeights
     model: SRModule
     datamodule: SRDataModule
+    _made_run_dir = False
 
     def __init__(self, args: list[str] | None = None) -> None:
+        refuse_empty_files()
         try:
             super().__init__(
                 make_module,
@@ -90,6 +94,10 @@ class SRCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         if self.config.trainer.max_steps < 1:
             raise SRError("the length of the run is missing: set trainer.max_steps to the number of optimiser steps")
+        for key in ("val_check_interval", "accumulate_grad_batches"):
+            value = self.config.trainer[key]
+            if isinstance(value, int) and value < 1:
+                raise SRError(f"trainer.{key} must be at least 1, not {value}")
         checkpoint = self.config.ckpt_path
         if checkpoint is not None and not Path(checkpoint).is_file():
             raise SRError(f"no checkpoint at {checkpoint}")
@@ -98,9 +106,13 @@ class SRCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         config = self.config_init.trainer
-        first_step = resume_step(self.config.ckpt_path, self.model.network) if self.config.ckpt_path else 0
+        self._first_step = 0
+        if self.config.ckpt_path:
+            parts = {key.partition(".")[0] for key in self.model.state_dict()}
+            self._first_step = resume_step(self.config.ckpt_path, self.model.network, parts)
         folder = self.run_dir = self._reserve_run_dir()
-        callbacks = [ValidationReport(), Previews(folder / "previews"), BestWeights(folder)]
+        self.weights = BestWeights(folder, by_psnr=not isinstance(self.model, GANModule))
+        callbacks = [ValidationReport(), Previews(folder / "previews"), self.weights]
         if config.enable_progress_bar is not False:
             callbacks.insert(0, TrainingProgress())
         if config.enable_checkpointing is not False:
@@ -112,7 +124,7 @@ class SRCLI(LightningCLI):
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpointIO()]
         if config.logger is None:
             tensorboard = TensorBoardLogger(str(folder), name="", version="tensorboard")
-            kwargs["logger"] = [ResumableCSVLogger(folder, first_step), tensorboard]
+            kwargs["logger"] = [ResumableCSVLogger(folder, self._first_step), tensorboard]
         if isinstance(config.val_check_interval, int):  # Lightning counts batches there; a step may take several
             kwargs["val_check_interval"] = config.val_check_interval * config.accumulate_grad_batches
         return super().instantiate_trainer(**kwargs)
@@ -131,18 +143,21 @@ class SRCLI(LightningCLI):
             if rank_zero_only.rank:  # type: ignore[attr-defined]  # started by torchrun or SLURM; only the first process writes
                 return parent / "elsewhere"
             run_dir = _new_folder(parent)
+            self._made_run_dir = True
         self.config.name = run_dir.parent.name  # so that the saved config leads to the same place
         os.environ[_RUN_DIR] = str(run_dir)
         return run_dir
 
     def _discard_run_dir(self) -> None:
-        """After a mistake found before the first step: remove the folders that nothing was written to."""
+        """After a failure before the first step: remove the folder that was made, and those left empty."""
         os.environ.pop(_RUN_DIR, None)
-        if hasattr(self, "run_dir"):
-            for folder in (self.run_dir, *list(self.run_dir.parents)[:2]):
-                if folder == Path() or not folder.is_dir() or any(folder.iterdir()):
-                    break
-                folder.rmdir()
+        if not self._made_run_dir:
+            return
+        shutil.rmtree(self.run_dir, ignore_errors=True)  # it holds at most the config and the head of a log
+        for folder in list(self.run_dir.parents)[:2]:
+            if folder == Path() or any(folder.iterdir()):
+                break
+            folder.rmdir()
 
     def train(self) -> None:
         """Check everything, train to the end, validate there, and say where everything is.
@@ -152,7 +167,7 @@ class SRCLI(LightningCLI):
         """
         try:
             self._check()
-        except SRError:
+        except BaseException:  # Ctrl-C, too
             self._discard_run_dir()
             raise
         try:
@@ -167,6 +182,10 @@ class SRCLI(LightningCLI):
                         print(f"continue from step {callback.step} with --ckpt_path {callback.path}")
             if self.trainer.interrupted and not isinstance(e, Stopped):  # Lightning's exit(1) after the second Ctrl-C
                 raise SystemExit(130) from None
+            raise
+        except Exception:
+            if self.trainer.global_step <= self._first_step:
+                self._discard_run_dir()
             raise
         finally:
             os.environ.pop(_RUN_DIR, None)
@@ -198,14 +217,13 @@ class SRCLI(LightningCLI):
             raise SRError(f"model.optimizer: {e}") from e
 
     def _finish(self) -> None:
+        self.weights.finish(self.trainer, self.model)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, BestWeights):
-                callback.finish(self.trainer, self.model)
-            elif isinstance(callback, LastCheckpoint):
+            if isinstance(callback, LastCheckpoint):
                 callback.save(self.trainer)
         if self.trainer.is_global_zero:
             print(f"run folder: {self.run_dir}\nupscale with the new weights:")
-            print(f"  python scripts/upscale.py image.png -m {self.run_dir / 'best.safetensors'} -o large.png")
+            print(f"  python scripts/upscale.py image.png -m {self.weights.path} -o large.png")
 
 
 class DataCLI(SRCLI):

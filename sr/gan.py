@@ -94,11 +94,6 @@ class GANModule(SRModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        if "discriminator_optimizer" not in checkpoint:
-            raise SRError(
-                "the checkpoint is of a run without model.adversarial, and cannot be continued with it; "
-                "start a new run from its weights"
-            )
         self._resumed = checkpoint["discriminator_optimizer"]
 
 

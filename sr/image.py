@@ -6,13 +6,14 @@ The types decide what a sample means (8 or 16 bit), never the values found in a 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -85,36 +86,67 @@ def list_images(root: str | Path) -> list[Path]:
     return sorted(found, key=lambda p: p.relative_to(root).as_posix())
 
 
+def picture_name(source: Path | bytes) -> str:
+    """What messages call a file, or the content of one."""
+    return "the picture that was handed over" if isinstance(source, bytes) else str(source)
+
+
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    """The picture with its header read; whatever goes wrong inside the block names the file."""
-    if path.is_fifo() or path.is_socket() or path.is_char_device():  # reading these may wait for ever
-        raise SRError(f"{path} is no file but a pipe or a device; remove it")
+def reading(source: Path | bytes) -> Iterator[None]:
+    """Whatever goes wrong inside the block becomes an :class:`SRError` that names the file (or ``bytes`` of one)."""
+    name = picture_name(source)
     try:
+        if isinstance(source, Path) and (source.is_fifo() or source.is_socket() or source.is_char_device()):
+            raise SRError(f"{source} is no file but a pipe or a device; remove it")  # reading these may wait for ever
         # Pillow only warns up to twice its limit and refuses beyond; a large photograph is no reason for a warning.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                yield image
+            yield
     except SRError:
         raise
     except FileNotFoundError as exc:
-        raise SRError(f"the picture {path} does not exist; check the path") from exc
+        raise SRError(f"the picture {name} does not exist; check the path") from exc
     except IsADirectoryError as exc:
-        raise SRError(f"{path} is a folder, not a picture") from exc
+        raise SRError(f"{name} is a folder, not a picture") from exc
     except PermissionError as exc:
-        raise SRError(f"no permission to read {path}") from exc
+        raise SRError(f"no permission to read {name}") from exc
     except Image.DecompressionBombError as exc:
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise SRError(f"{path} has more than {limit:,} pixels, the most that is read; cut it into parts") from exc
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise SRError(f"{name} has more than {most:,} pixels, the most that is read; cut it into parts") from exc
     except UnidentifiedImageError as exc:
-        if path.stat().st_size == 0:
-            raise SRError(f"{path} is empty (0 bytes); replace or remove it") from exc
-        raise SRError(f"{path} is not a picture in a format that can be read; replace or remove it") from exc
+        if not (source if isinstance(source, bytes) else source.stat().st_size):
+            raise SRError(f"{name} is empty (0 bytes); replace or remove it") from exc
+        raise SRError(f"{name} is not a picture in a format that can be read; replace or remove it") from exc
     except MemoryError as exc:
-        raise SRError(f"not enough memory to read {path}; cut it into parts") from exc
-    except Exception as exc:  # what Pillow's decoders raise on damaged files is not limited to OSError
-        raise SRError(f"{path} is damaged or incomplete ({exc}); replace or remove it") from exc
+        raise SRError(f"not enough memory to read {name}; cut it into parts") from exc
+    except Exception as exc:  # what decoders raise on damaged files is not limited to OSError
+        why = " ".join(str(exc).split())
+        raise SRError(f"{name} is damaged or incomplete ({why}); replace or remove it") from exc
+
+
+@contextlib.contextmanager
+def opened(source: Path | bytes, limit: bool = True) -> Iterator[Image.Image]:
+    """The picture with its header read; whatever goes wrong inside the block names the file (or ``bytes`` of one).
+
+    Without ``limit``, JPEG and PPM, whose rows can be read one by one, may have more than Pillow's 179 million pixels.
+    """
+    with (
+        reading(source),
+        io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file,
+        Image.open(file) if limit else _open_any_size(file) as image,
+    ):
+        yield image
+
+
+def _open_any_size(file: BinaryIO) -> Image.Image:
+    """``Image.open`` without its limit, which is global, for JPEG and PPM."""
+    Image.preinit()
+    start = file.read(16)
+    file.seek(0)
+    for plugin, accept in (Image.OPEN["JPEG"], Image.OPEN["PPM"]):
+        if accept is not None and accept(start) is True:
+            return plugin(file, "")
+    return Image.open(file)
 
 
 def open_image(path: str | Path) -> Image.Image:
@@ -126,7 +158,7 @@ def open_image(path: str | Path) -> Image.Image:
     Raises:
         SRError: the file is missing, empty, damaged, cut short, no picture, or too large.
     """
-    with _opened(Path(path)) as image:
+    with opened(Path(path)) as image:
         image.load()
         with contextlib.suppress(Exception):  # damaged EXIF: the pixels are right all the same
             ImageOps.exif_transpose(image, in_place=True)
@@ -139,7 +171,7 @@ def image_size(path: str | Path) -> tuple[int, int]:
     Raises:
         SRError: as for :func:`open_image`, as far as a header can tell.
     """
-    with _opened(Path(path)) as image:
+    with opened(Path(path)) as image:
         width, height = image.size
         if isinstance(image, TiffImagePlugin.TiffImageFile):  # its size is turned already, in some versions of Pillow
             width, height = image.tag_v2[256], image.tag_v2[257]
@@ -156,7 +188,7 @@ def rgb_size(path: str | Path) -> tuple[int, int]:
     Raises:
         SRError: as for :func:`read_rgb`, as far as a header can tell.
     """
-    with _opened(Path(path)) as image:
+    with opened(Path(path)) as image:
         _check_rgb(image, path)
     return image_size(path)
 
@@ -192,7 +224,7 @@ def working_mode(image: Image.Image) -> str:
     return ("LA" if alpha else "L") if grey else ("RGBA" if alpha else "RGB")
 
 
-def _straight(image: Image.Image) -> Image.Image:
+def straight(image: Image.Image) -> Image.Image:
     """The picture in its working mode, one of L, LA, RGB and RGBA."""
     mode = working_mode(image)
     return image if image.mode == mode else image.convert(mode)
@@ -210,7 +242,7 @@ def read_rgb(path: str | Path) -> Tensor:
     Raises:
         SRError: as for :func:`open_image`; or CMYK, an animation, or 32-bit samples, whose range is unknown.
     """
-    with _opened(Path(path)) as image:
+    with opened(Path(path)) as image:
         _check_rgb(image, path)
     image = open_image(path)
     if is_16_bit(image):
@@ -218,7 +250,7 @@ def read_rgb(path: str | Path) -> Tensor:
         return torch.from_numpy(((values + 128) // 257).astype(np.uint8)).expand(3, -1, -1).contiguous()
     if image.mode != "RGB":
         try:
-            image = _straight(image).convert("RGB")
+            image = straight(image).convert("RGB")
         except ValueError as exc:
             raise SRError(f"{path} is in colour mode {image.mode}, which is not read; save it as RGB") from exc
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
@@ -241,7 +273,7 @@ def to_tensor(image: Image.Image | np.ndarray) -> Tensor:
         if is_16_bit(image):
             array = np.asarray(image).astype(np.uint16)
         else:
-            array = np.array(image if image.mode == "F" else _straight(image))
+            array = np.array(image if image.mode == "F" else straight(image))
     else:
         array = np.asarray(image)
     if array.ndim not in (2, 3):
@@ -339,15 +371,33 @@ def save_image(image: Image.Image, path: str | Path, **params: Any) -> None:
     defaults = dict(_KEEP_DETAIL.get(kind, {}))
     if "quality" in params:
         defaults.pop("lossless", None)
-    part = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
+    with atomic(path) as file:
+        try:
+            image.save(file, format=kind, **{**defaults, **params})
+        except (OSError, ValueError, KeyError) as exc:
+            if isinstance(exc, OSError) and exc.errno is not None:  # disk full, and the like
+                raise
+            raise SRError(f"cannot write {path}: {kind} does not take it ({exc}); use .png") from exc
+
+
+def part_prefix(path: Path) -> str:
+    """What the names begin with that :func:`atomic` gives to unfinished files; tells what a killed process left."""
+    return f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}."
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the name ``path`` when the block ends, replacing what has it; none if the block fails.
+
+    Until then it has a hidden name in the same folder, which no other process uses.
+
+    Raises:
+        SRError: the folder cannot be written, the disk is full, or another ``OSError`` of the block.
+    """
+    part = path.parent / f"{part_prefix(path)}{secrets.token_hex(4)}.part"
     try:
-        with part.open("xb") as file:
-            try:
-                image.save(file, format=kind, **{**defaults, **params})
-            except (OSError, ValueError, KeyError) as exc:
-                if isinstance(exc, OSError) and exc.errno is not None:  # disk full, and the like
-                    raise
-                raise SRError(f"cannot write {path}: {kind} does not take it ({exc}); use .png") from exc
+        with part.open("x+b") as file:
+            yield file
         part.replace(path)
     except OSError as exc:
         raise SRError(f"cannot write {path} ({exc.strerror or exc}); check the folder's permissions and space") from exc

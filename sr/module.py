@@ -23,7 +23,7 @@ from torchmetrics import Metric, MetricCollection
 from sr.checkpoint import describe
 from sr.errors import SRError
 from sr.finetune import start_from
-from sr.inference import upscale_tiled
+from sr.inference.tiling import upscale_tiled
 from sr.losses import Loss
 from sr.metrics import PSNR, SSIM
 from sr.network import SRNetwork

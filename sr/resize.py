@@ -6,7 +6,9 @@ all of them at the border, and those without antialiasing by up to 7 dB.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sr.errors import SRError
+from sr.rows import RowWindow
 
 # Two ways, because two things count. Milliseconds on two cores (AMD EPYC) for a picture of 3 x 1356 x 2040 halved / a
 # batch of 16 x 3 x 256 x 256 quartered:
@@ -51,14 +54,58 @@ def imresize(x: Tensor, scale: float | None = None, *, size: tuple[int, int] | N
         raise SRError(f"imresize takes pictures of shape (..., H, W) with at least one pixel, not {tuple(x.shape)}")
     axes = [(axis, *plan) for axis, plan in zip((-2, -1), _plan(x.shape[-2:], scale, size), strict=True)]
     resize_axis = _resize_axis_uint8 if x.dtype == torch.uint8 else _resize_axis_float
-    # float64 on purpose, also for float32: autocast and TF32 leave float64 products alone, and would otherwise
-    # silently cut the picture to 8 or 11 bits. MPS has no float64.
-    y = x if x.dtype == torch.uint8 else x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+    y = x if x.dtype == torch.uint8 else x.to(_precise(x.device))
     for axis, length, factor in sorted(axes, key=lambda a: a[2]):  # stable: rows first where the scales are equal
         if factor != 1:
             y = resize_axis(y, axis, length, factor)
     y = y.to(x.dtype).contiguous()
     return y.clone() if y is x else y  # never the caller's own memory
+
+
+def imresize_rows(parts: Iterator[Tensor], shape: tuple[int, int], size: tuple[int, int]) -> Iterator[Tensor]:
+    """:func:`imresize` to ``size`` for a float picture that comes and goes in rows; columns are resized first.
+
+    Args:
+        parts: the picture's rows in order, in parts (..., h, W) of any height.
+        shape: (height, width) of the picture.
+        size: (height, width) of the result.
+
+    Yields:
+        Its rows in order, at most 128 at a time (as they come, where the height stays), of the dtype of ``parts``.
+    """
+    (height, row_scale), (width, column_scale) = _plan(torch.Size(shape), None, size)
+
+    def precise() -> Iterator[Tensor]:
+        for part in parts:
+            part = part.to(_precise(part.device))
+            yield part if column_scale == 1 else _resize_axis_float(part, -1, width, column_scale)
+
+    first = next(parts)
+    dtype, device = first.dtype, first.device
+    parts = itertools.chain([first], parts)
+    if row_scale == 1:
+        for part in precise():
+            yield part.to(dtype)
+        return
+    window = RowWindow(precise())
+    for start, matrix in _bands(shape[0], height, row_scale, _precise(device), device):
+        yield (matrix @ window.get(start, start + matrix.shape[1])).to(dtype)
+
+
+def imresize_wrapped(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """:func:`imresize` to ``size`` (height, width) for a texture (..., H, W) whose opposite edges meet."""
+    for axis, length in zip((-2, -1), size, strict=True):
+        if x.shape[axis] != length:
+            shape = list(x.shape[-2:])
+            shape[axis] = 3 * length  # three side by side keep the phase, and have no border in the middle
+            x = imresize(torch.cat((x, x, x), axis), size=(shape[0], shape[1])).narrow(axis, length, length)
+    return x
+
+
+def _precise(device: torch.device) -> torch.dtype:
+    """float64 on purpose, also for float32: autocast and TF32 leave float64 products alone, and would otherwise
+    silently cut the picture to 8 or 11 bits. MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _plan(shape: torch.Size, scale: float | None, size: tuple[int, int] | None) -> list[tuple[int, float]]:

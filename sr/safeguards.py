@@ -83,8 +83,9 @@ class Stopped(SystemExit):
 
 
 class StopOnSignal(Callback):
-    """SIGINT (Ctrl-C) and SIGTERM: the step under way is finished, the state saved, the run left.
+    """SIGINT (Ctrl-C), SIGTERM and SIGUSR1: the step under way is finished, the state saved, the run left.
 
+    SIGUSR1 is what many SLURM scripts have sent before the time is up.
     A second signal interrupts at once. All processes stop at the same step, whichever of them was asked.
 
     Args:
@@ -96,11 +97,13 @@ class StopOnSignal(Callback):
         self.asked = 0  # the signal's number
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # In place of Lightning's handler for SIGTERM, which leaves without saving. At the end of the run, however it
-        # comes about, Lightning puts back the handlers that it had found.
+        # In place of Lightning's handlers: for SIGTERM it leaves without saving; for SIGUSR1, under SLURM, it saves
+        # amid a step and queues the job again, which would begin a new run. At the end of the run, however it comes
+        # about, Lightning puts back the handlers that it had found.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self._ask)
+            for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+                if hasattr(signal, name):  # Windows has no SIGUSR1
+                    signal.signal(getattr(signal, name), self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

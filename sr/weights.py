@@ -267,25 +267,26 @@ def list_weights() -> list[str]:
 
 
 def find_weights(name: str) -> PretrainedWeights:
-    """The record called ``name``; ``model_xSCALE`` alone finds the first recipe of that network."""
+    """The record called ``name``; ``model_xSCALE`` alone finds that network's recipe of the highest PSNR on Set5."""
     if name in PRETRAINED:
         return PRETRAINED[name]
-    for record in PRETRAINED.values():
-        if record.name.split(".")[0] == name:
-            return record
+    recipes = [record for record in PRETRAINED.values() if record.name.split(".")[0] == name]
+    if recipes:
+        return max(recipes, key=lambda record: record.metrics.get("Set5", (0.0,))[0])
     raise SRError(
         f"{name!r} is neither a file nor the name of known weights{did_you_mean(name, PRETRAINED)}; "
         f"known: {', '.join(PRETRAINED)}"
     )
 
 
-def default_weights(scale: int | None = None) -> PretrainedWeights:
-    """The weights to use when none were named: the first installed ones for ``scale``, or the first of all."""
+def default_weights(scale: float | None = None) -> PretrainedWeights:
+    """The weights to use when none were named: the first installed ones of the smallest scale that is enough.
+
+    Where none is, of the largest: the upscaler runs the network as often as it takes.
+    """
     installed = [record for record in PRETRAINED.values() if not record.url]
-    for record in installed:
-        if scale is None or record.scale == scale:
-            return record
-    scales = sorted({record.scale for record in installed})
-    others = [record.name for record in PRETRAINED.values() if record.scale == scale]
-    hint = f", or published weights to download: {', '.join(others)}" if others else ""
-    raise SRError(f"no installed weights enlarge {scale} times (there are {scales}); name a file with -m{hint}")
+    if scale is None:
+        return installed[0]
+    enough = [record.scale for record in installed if record.scale >= scale]
+    best = min(enough) if enough else max(record.scale for record in installed)
+    return next(record for record in installed if record.scale == best)

@@ -19,50 +19,17 @@ from sr.gan import GANModule
 from sr.module import SRModule
 
 ROOT = Path(__file__).parents[1]
-NETWORK = {"scale": 2, "dim": 4, "groups": 1, "blocks": 1, "match_dim": 4, "value_dim": 4, "window": 4}
 
 
 @pytest.fixture
-def config(tmp_path, make_pictures, monkeypatch):
-    """A complete config with a discriminator of a few thousand parameters, and a fresh working folder."""
-    monkeypatch.chdir(tmp_path)
-    train = make_pictures("train", {"a.png": (40, 48), "b.png": (33, 50)})
-    val = make_pictures("val", {"v.png": (36, 41)})
-    return {
-        "model": {
-            "network": {"class_path": "sr.archs.SparseSR", "init_args": dict(NETWORK)},
-            "losses": [{"class_path": "sr.losses.L1Loss"}],
-            "adversarial": {
-                "game": "relativistic",
-                "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": "1e-3"}},
-                "discriminator": {"class_path": "sr.losses.UNetDiscriminator", "init_args": {"features": 4}},
-            },
-            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": "1e-3"}},
-            "scheduler": {"class_path": "sr.schedules.Cosine"},
-        },
-        "data": {
-            "train": {"class_path": "sr.data.GTFolder", "init_args": {"root": str(train)}},
-            "val": [{"class_path": "sr.data.GTFolder", "init_args": {"root": str(val)}}],
-            "gt_size": 16,
-            "batch_size": 2,
-        },
-        "trainer": {"max_steps": 4, "val_check_interval": 2, "accelerator": "cpu", "log_every_n_steps": 1},
+def config(config):
+    """With a discriminator of a few thousand parameters."""
+    config["model"]["adversarial"] = {
+        "game": "relativistic",
+        "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": "1e-3"}},
+        "discriminator": {"class_path": "sr.losses.UNetDiscriminator", "init_args": {"features": 4}},
     }
-
-
-@pytest.fixture
-def start(monkeypatch):
-    """Train with a config and further arguments, in this process."""
-
-    def run(config: dict, *args: str) -> SRCLI:
-        monkeypatch.delenv("SR_RUN_DIR", raising=False)
-        Path("tiny.yaml").write_text(yaml.safe_dump(config))
-        monkeypatch.setattr(sys, "argv", ["train.py", "--config", "tiny.yaml", *args])
-        cli = SRCLI()
-        cli.train()
-        return cli
-
-    return run
+    return config
 
 
 def checkpoint_of(cli: SRCLI) -> dict:
@@ -151,7 +118,7 @@ def test_two_steps_against_a_loop_written_out(config, start, game):
         patch.setattr(GANModule, "training_step", record)
         module = start(config).model
 
-    network = SparseSR(**NETWORK)
+    network = SparseSR(**config["model"]["network"]["init_args"])
     network.load_state_dict({k[8:]: v for k, v in before.items() if k.startswith("network.")})
     judge = sr.losses.UNetDiscriminator(4)
     judge.load_state_dict({k[26:]: v for k, v in before.items() if k.startswith("adversarial.discriminator.")})
@@ -199,12 +166,35 @@ def test_resuming_is_as_if_nothing_had_happened(config, start, monkeypatch):
     assert any("_u" in key for key in own)  # the spectral norm's estimates, too
 
 
-def test_a_run_without_a_discriminator_cannot_be_resumed_with_one(config, start):
-    own = config["model"].pop("adversarial")
-    first = start(config)
-    config["model"]["adversarial"] = own
-    with pytest.raises(SRError, match=r"without model\.adversarial"):
-        start(config, "--ckpt_path", str(first.run_dir / "checkpoints" / "last.ckpt"), "--trainer.max_steps", "6")
+@pytest.mark.parametrize("first_with", [False, True])
+def test_a_run_goes_on_with_a_discriminator_only_if_it_had_one(config, start, first_with):
+    plain = {**config, "model": {k: v for k, v in config["model"].items() if k != "adversarial"}}
+    before, after = (config, plain) if first_with else (plain, config)
+    last = start(before).run_dir / "checkpoints" / "last.ckpt"
+    having = "with" if first_with else "without"
+    wrong = rf"last.ckpt is of a run {having} a discriminator \(model.adversarial\)"
+    with pytest.raises(SRError, match=wrong) as error:
+        start(after, "--ckpt_path", str(last), "--trainer.max_steps", "6", "--name", "other")
+    assert "--model.weights" in str(error.value)
+    assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
+
+
+def test_the_latest_averaged_weights_are_exported(config, start, monkeypatch, capsys):
+    """Not those of the best PSNR, which here is that of the first validation."""
+    original = SRModule.on_validation_epoch_end
+
+    def worse_and_worse(self):
+        original(self)
+        self.scores["val"]["psnr_y"] = 30.0 - self.trainer.global_step
+
+    monkeypatch.setattr(SRModule, "on_validation_epoch_end", worse_and_worse)
+    cli = start(config, "--trainer.max_steps", "5")
+    exported = cli.run_dir / "last.safetensors"
+    assert not list(cli.run_dir.glob("best*"))
+    weights = load(exported).state_dict()
+    assert all(torch.equal(weights[key], value) for key, value in cli.model.ema.state_dict().items())
+    out = capsys.readouterr().out
+    assert f"last weights: {exported} (step 5, mean PSNR 25.00 dB)" in out and f"-m {exported}" in out
 
 
 def test_a_step_that_is_skipped_leaves_the_discriminator_alone(config, start, monkeypatch):
@@ -294,7 +284,7 @@ def test_mistakes_are_named_and_leave_nothing(config, start, key, value, message
 def test_a_student_learns_from_a_teacher_that_no_checkpoint_holds(config, start):
     del config["model"]["adversarial"]
     torch.manual_seed(0)
-    save(SparseSR(**NETWORK), "teacher.safetensors")
+    save(SparseSR(**config["model"]["network"]["init_args"]), "teacher.safetensors")
     teaching = {"class_path": "sr.losses.DistillationLoss", "init_args": {"teacher": "teacher.safetensors"}}
     config["model"]["losses"].append(teaching)
     cli = start(config)

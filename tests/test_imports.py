@@ -12,13 +12,14 @@ ROOT = Path(__file__).parents[1]
 # Each row may import from the rows above it. Modules of one row do not import one another, except within a package,
 # and except where listed in the order of the row itself: `a, b` lets b import a.
 ROWS = [
-    ["errors", "process"],
-    ["network", "color", "resize", "image", "fetch"],
-    ["registry", "weights"],
-    ["archs", "degradations", "metrics", "schedules"],
-    ["checkpoint", "data"],
+    ["errors", "process", "rows"],
+    ["network", "color", "resize", "image", "pictures", "fetch", "weightfiles"],
+    ["registry", "weights", "onnx_network"],
+    ["archs", "degradations", "metrics", "optim", "schedules"],
+    ["rebuild", "checkpoint", "data"],
     [
         "inference",
+        "batch",
         "finetune",
         "losses",
         "evaluation",
@@ -28,6 +29,8 @@ ROWS = [
         "efficiency",
         "plots",
         "export",
+        "card",
+        "basicsr",
         "leaderboard",
     ],
     ["pace", "module", "gan", "safeguards", "callbacks", "logs"],
@@ -35,8 +38,13 @@ ROWS = [
     ["cli"],
 ]
 IN_ORDER = {
+    ("pictures", "image"),
+    ("checkpoint", "rebuild"),
     ("weights", "registry"),
     ("efficiency", "profiling"),
+    ("card", "efficiency"),
+    ("batch", "inference"),
+    ("reports", "batch"),
     ("evaluation", "inference"),
     ("leaderboard", "inference"),
     ("leaderboard", "evaluation"),

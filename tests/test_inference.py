@@ -1,13 +1,19 @@
 """The upscaler: any kind of picture in, the same kind out, and tiles that cannot be seen."""
 
+import math
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import sr
-from sr.inference import upscale_tiled
+from sr.archs.sparsesr import BicubicUpsample
+from sr.inference.alpha import bleed
+from sr.inference.runner import TileRunner
 from sr.network import SRNetwork
+from sr.resize import imresize
 
 
 class Nearest(SRNetwork):
@@ -21,6 +27,36 @@ class Nearest(SRNetwork):
 
     def upscale(self, lq):
         return lq.repeat_interleave(self.scale, -2).repeat_interleave(self.scale, -1)
+
+
+class BicubicNet(Nearest):
+    """Bicubic enlargement."""
+
+    receptive_field = 3
+
+    def __init__(self) -> None:
+        super().__init__(scale=2)
+        self.up = BicubicUpsample(3, 2)
+
+    def upscale(self, lq):
+        return self.up(lq)
+
+
+class Blur(Nearest):
+    """Looks as far as it says, with weights that have no symmetry, and keeps a constant picture."""
+
+    receptive_field = 2
+
+    def __init__(self) -> None:
+        super().__init__(scale=2)
+        generator = torch.Generator().manual_seed(1)
+        self.conv = torch.nn.Conv2d(1, 4, 5, padding=2, padding_mode="replicate", bias=False)
+        weight = torch.rand(4, 1, 5, 5, generator=generator)
+        self.conv.weight = torch.nn.Parameter(weight / weight.sum((2, 3), keepdim=True))
+
+    def upscale(self, lq):
+        out = self.conv(lq.flatten(0, 1)[:, None])
+        return torch.nn.functional.pixel_shuffle(out, 2).unflatten(0, lq.shape[:2])[:, :, 0]
 
 
 @pytest.fixture(scope="module")
@@ -130,25 +166,252 @@ def test_an_upscaler_needs_a_network():
         sr.Upscaler("sparsesr_t_x2")
 
 
-@pytest.mark.parametrize("multiple_of", [1, 4])
-@pytest.mark.parametrize("tile", [1, 5, 8, 64])
-def test_tiles_of_an_identity_network_are_exact(multiple_of, tile):
-    x = torch.rand(2, 3, 13, 22)
-    assert torch.equal(upscale_tiled(Nearest(multiple_of=multiple_of), x, tile), Nearest()(x))
+# --- scales and sizes
 
 
-@pytest.mark.parametrize("size", [(100, 77), (30, 140)])
-def test_tiles_of_a_trained_network_cannot_be_told_from_the_whole(size):
-    torch.manual_seed(0)
-    network = sr.create_model("sparsesr_t", scale=2).eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.03)
-        x = torch.rand(1, 3, *size)
-        whole = network(x)
-        torch.testing.assert_close(upscale_tiled(network, x, 24), whole, atol=1e-4, rtol=0)
+@pytest.mark.parametrize(
+    ("arguments", "size", "expected"),
+    [
+        ({}, (5, 3), (10, 6)),
+        ({"outscale": 3.5}, (10, 3), (35, 11)),
+        ({"outscale": 0.35}, (10, 100), (4, 35)),
+        ({"outscale": 4.35}, (100, 1), (435, 4)),
+        ({"outscale": 0.01}, (5, 5), (1, 1)),
+        ({"size": (30, 7)}, (5, 3), (30, 7)),
+    ],
+)
+def test_output_has_the_size_that_is_told_before(arguments, size, expected):
+    upscaler = sr.Upscaler(Nearest(), device="cpu", **arguments)
+    assert upscaler.out_size(*size) == expected
+    out = upscaler(np.zeros((size[1], size[0], 3), np.uint8))
+    assert out.shape == (expected[1], expected[0], 3)
 
 
-def test_nonsense_tile_is_refused():
-    with pytest.raises(sr.SRError, match="at least 1 pixel"):
-        upscale_tiled(Nearest(), torch.rand(1, 3, 4, 4), 0)
+@pytest.mark.parametrize("arguments", [{"outscale": 3.5}, {"outscale": 2.6}, {"size": (41, 90)}, {"outscale": 0.5}])
+def test_other_scales_run_the_network_and_resize_with_the_right_phase(arguments):
+    x = torch.rand(1, 3, 20, 30)
+    upscaler = sr.Upscaler(Nearest(), device="cpu", tile=8, **arguments)
+    width, height = upscaler.out_size(30, 20)
+    times = 2 ** max(1, math.ceil(math.log2(max(width / 30, height / 20))))
+    whole = x.repeat_interleave(times, -2).repeat_interleave(times, -1)
+    torch.testing.assert_close(upscaler(x), imresize(whole, size=(height, width)).clamp(0, 1), atol=1e-6, rtol=0)
+
+
+def test_phase_is_right_for_a_slope():
+    """A slope stays the same slope: pixel i of the output lies at (i + 0.5) / scale of the input."""
+    x = torch.linspace(0.2, 0.8, 60).expand(1, 3, 40, 60)
+    out = sr.Upscaler(BicubicNet(), device="cpu", outscale=3.5)(x)
+    at = (torch.arange(out.shape[-1]) + 0.5) / 3.5 - 0.5
+    expected = 0.2 + 0.6 * at / 59
+    torch.testing.assert_close(out[0, 0, 70, 20:-20], expected[20:-20], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"outscale": 0},
+        {"outscale": -2},
+        {"outscale": 1000},
+        {"outscale": float("nan")},
+        {"size": (0, 5)},
+        {"size": (5,)},
+        {"size": (4, 4), "outscale": 2},
+        {"tile": 0},
+        {"tile": "big"},
+        {"dtype": torch.float64},
+        {"dtype": torch.float16, "device": "cpu"},
+        {"device": "nowhere"},
+    ],
+)
+def test_nonsense_arguments_are_refused(arguments):
+    with pytest.raises(sr.SRError):
+        sr.Upscaler(Nearest(), **arguments)
+
+
+def test_an_enormous_size_is_refused():
+    with pytest.raises(sr.SRError, match="64 times"):
+        sr.Upscaler(Nearest(), size=(1000, 10))(torch.rand(3, 10, 10))
+
+
+# --- the network stays the caller's
+
+
+def test_the_network_is_left_as_it_was():
+    network = Nearest()
+    network.extra = torch.nn.Conv2d(3, 3, 1)
+    sr.Upscaler(network)
+    assert network.training and network.extra.weight.requires_grad
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"outscale": 3.3}, {"size": (50, 400)}, {"tta": True}, {"keep_color": True}, {"tile": "auto"}]
+)
+def test_rows_are_those_of_the_whole_picture(channels, arguments):
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (300, 21, channels), dtype=np.uint8)
+    if channels in (2, 4):
+        picture[40:200, :15, -1] = 0
+    upscaler = sr.Upscaler(Blur(), device="cpu", **{"tile": 64, **arguments})
+    expected, position = upscaler(picture), 0
+
+    def read(n):
+        nonlocal position
+        n = min(n, 37)
+        position += n
+        return picture[position - n : position]
+
+    parts = list(upscaler.rows(read, 21, 300, channels, np.uint8))
+    assert max(map(len, parts)) <= 128
+    assert np.array_equal(np.concatenate(parts), expected)
+
+
+def test_rows_are_read_no_earlier_than_needed():
+    read = 0
+
+    def some(n):
+        nonlocal read
+        read += min(n, 16)
+        return np.zeros((min(n, 16), 30, 4), np.uint16)
+
+    rows = sr.Upscaler(Blur(), device="cpu", tile=32).rows(some, 30, 5000, 4, np.uint16)
+    out = next(rows)
+    assert read < 500
+    assert out.dtype == np.uint16 and out.shape[1:] == (60, 4)
+
+
+def test_rows_that_end_early_or_wrap_are_refused():
+    with pytest.raises(sr.SRError, match="after 8 of 20 rows"):
+        parts = iter([np.zeros((8, 4, 3), np.uint8), np.zeros((0, 4, 3), np.uint8)])
+        list(sr.Upscaler(Nearest()).rows(lambda n: next(parts), 4, 20, 3, np.uint8))
+    with pytest.raises(sr.SRError, match="wrap"):
+        next(sr.Upscaler(Nearest(), wrap=True).rows(lambda n: np.zeros((n, 4, 3), np.uint8), 4, 4, 3, np.uint8))
+
+
+# --- alpha
+
+
+def disc() -> np.ndarray:
+    y, x = np.mgrid[:60, :90]
+    inside = np.clip(20.5 - np.hypot(y - 30, x - 40), 0, 1)
+    picture = np.zeros((60, 90, 4), np.uint8)
+    picture[..., 3] = np.round(255 * inside)
+    picture[picture[..., 3] > 0, 0] = 255
+    return picture  # red on transparent black
+
+
+@pytest.mark.parametrize("arguments", [{}, {"outscale": 3.3}, {"tile": 32}, {"wrap": True}, {"tta": True}])
+def test_no_dark_fringe_around_what_is_visible(arguments):
+    out = sr.Upscaler(Blur(), device="cpu", **arguments)(disc()).astype(int)
+    visible = out[..., 3] > 0
+    assert visible.sum() > 4 * 1200
+    assert (abs(out[visible][:, :3] - [255, 0, 0]) <= 2).all()
+    assert out[0, 0, 3] == 0
+    assert out[out.shape[0] // 2, int(out.shape[1] * 40 / 90), 3] == 255
+
+
+def test_colours_bleed_far_and_visible_ones_stay():
+    colours = torch.rand(1, 3, 70, 130)
+    alpha = torch.zeros(1, 1, 70, 130)
+    alpha[..., 20:25, 40:45] = 0.3
+    colours[..., 20:25, 40:45] = torch.tensor([0.1, 0.5, 0.9]).view(3, 1, 1)
+    out = bleed(colours, alpha)
+    near = out[..., :55, 10:75]  # 30 pixels around
+    torch.testing.assert_close(near, torch.tensor([0.1, 0.5, 0.9]).view(1, 3, 1, 1).expand_as(near))
+    assert torch.equal(out[..., 20:25, 40:45], colours[..., 20:25, 40:45])
+    assert torch.equal(bleed(colours, torch.zeros_like(alpha)), colours)
+
+
+# --- textures
+
+
+@pytest.mark.parametrize("arguments", [{}, {"outscale": 3}, {"outscale": 8}, {"tile": 8}, {"keep_color": True}])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_a_wrapped_texture_has_no_edge(arguments, channels):
+    x = torch.rand(1, channels, 16, 24)
+    upscaler = sr.Upscaler(Blur(), device="cpu", wrap=True, **arguments)
+    rolled = upscaler(x.roll((5, 9), (-2, -1)))
+    factor = rolled.shape[-1] // 24
+    torch.testing.assert_close(rolled, upscaler(x).roll((5 * factor, 9 * factor), (-2, -1)), atol=1e-5, rtol=0)
+    plain = sr.Upscaler(Blur(), device="cpu", **arguments)
+    assert (plain(x.roll((5, 9), (-2, -1))) - plain(x).roll((5 * factor, 9 * factor), (-2, -1))).abs().max() > 1e-3
+
+
+# --- precision, threads, progress
+
+
+def test_explicit_bfloat16_is_used():
+    x = torch.rand(1, 3, 20, 20)
+    narrow, wide = (sr.Upscaler(Blur(), device="cpu", dtype=dtype)(x) for dtype in (torch.bfloat16, torch.float32))
+    assert narrow.dtype == torch.float32
+    assert 1e-5 < (narrow - wide).abs().max() < 0.02
+    assert torch.equal(sr.Upscaler(Blur(), device="cpu")(x), wide)
+
+
+def test_four_threads_share_an_upscaler():
+    pictures = [torch.rand(3, 40 + i, 50) for i in range(8)]
+    expected = [sr.Upscaler(Blur(), device="cpu", tile=16)(picture) for picture in pictures]
+    upscaler = sr.Upscaler(Blur(), device="cpu", tile=16)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(upscaler, pictures))
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def test_progress_counts_tiles_of_all_passes():
+    seen = []
+    sr.Upscaler(Nearest(), device="cpu", tile=10, outscale=4)(torch.rand(3, 15, 20), progress=lambda *a: seen.append(a))
+    total = 2 * 2 + 3 * 4
+    assert seen == [(i + 1, total) for i in range(total)]
+
+
+def test_tiles_follow_memory(monkeypatch):
+    upscaler = sr.Upscaler(Blur(), device="cpu")
+    seen = []
+    monkeypatch.setattr("sr.inference.upscaler.available_memory", lambda device: 2 * 200 * 200 * upscaler._cost())
+    upscaler(torch.rand(3, 300, 400), progress=lambda done, total: seen.append(total))
+    assert seen[-1] == 2 * 3  # tiles of 184 pixels and a margin of 8
+    monkeypatch.setattr("sr.inference.upscaler.available_memory", lambda device: 1 << 40)
+    upscaler(torch.rand(3, 300, 400), progress=lambda done, total: seen.append(total))
+    assert seen[-1] == 1
+
+
+def test_out_of_memory_changes_nothing(monkeypatch):
+    x = torch.rand(3, 90, 70)
+    upscaler = sr.Upscaler(Blur(), device="cpu", tile=None)
+    expected, run = upscaler(x), TileRunner.__call__
+
+    def scarce(self, lq):
+        if lq.shape[-2] * lq.shape[-1] > 2500:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(self, lq)
+
+    monkeypatch.setattr(TileRunner, "__call__", scarce)
+    torch.testing.assert_close(upscaler(x), expected, atol=1e-6, rtol=0)
+
+
+def test_tiles_are_checked_against_the_whole():
+    assert sr.Upscaler(Nearest(), device="cpu", tile=8).check_tiles(torch.rand(3, 20, 30)) == 0
+    assert sr.Upscaler(Blur(), device="cpu", tile=16).check_tiles(np.zeros((30, 40, 3), np.uint8)) < 1e-6
+    wrong = Blur()
+    wrong.receptive_field = 0
+    assert sr.Upscaler(wrong, device="cpu", tile=8).check_tiles(torch.rand(3, 20, 30)) > 0.01
+
+
+@pytest.mark.parametrize(("value", "levels"), [(0, 0), (255, 255)])
+def test_black_and_white_stay(value, levels):
+    out = sr.Upscaler(sr.load("sparsesr_t_x2.quickstart"), device="cpu")(np.full((24, 24, 3), value, np.uint8))
+    assert abs(out.astype(int) - levels).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1)])
+@pytest.mark.parametrize("arguments", [{}, {"tta": True}, {"keep_color": True}, {"wrap": True}, {"outscale": 3.5}])
+def test_slivers(shape, arguments):
+    out = sr.Upscaler(sr.create_model("sparsesr_t", scale=2), device="cpu", tile=64, **arguments)(
+        np.full((*shape, 3), 128, np.uint8)
+    )
+    factor = arguments.get("outscale", 2)
+    assert out.shape == (*(int(n * factor + 0.5) for n in shape), 3)
+    assert abs(out.astype(int) - 128).max() <= 1

@@ -98,8 +98,10 @@ def test_a_run_on_a_full_disk_ends_with_one_line(config, start, tmp_path):
 
 # --- signals -----------------------------------------------------------------------------------------------------
 
+SIGNALS = [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1))]
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_saves_and_leaves_and_the_run_goes_on_exactly(config, tmp_path, number):
     config["trainer"] |= {"max_steps": 60, "val_check_interval": 10, "accumulate_grad_batches": 2}
     undisturbed = run_undisturbed(config, tmp_path)

@@ -1,6 +1,8 @@
 """Several processes train as one does; on CPUs, over gloo."""
 
 import csv
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +30,33 @@ def train(folder, config, *args, launcher=()):
     return result
 
 
+def train_as_slurm_does(folder: Path, config: dict, tasks: int, *args: str) -> str:
+    """What ``srun`` does on one machine: starts the same command once for each task, with variables that tell which."""
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"NTASKS": tasks, "NTASKS_PER_NODE": tasks, "NNODES": 1, "NODEID": 0, "NODELIST": "localhost"}
+    shared |= {"JOB_ID": 1, "JOB_NAME": "train"}
+    processes = []
+    for task in range(tasks):
+        own = {f"SLURM_{name}": str(value) for name, value in (shared | {"PROCID": task, "LOCALID": task}).items()}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml", *args]
+        processes.append(
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=os.environ | own
+            )
+        )
+    try:
+        said = [process.communicate(timeout=400) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * tasks, said
+    return "".join(out for out, _ in said)
+
+
 def outcome(run: Path) -> tuple[dict, list[float], list[float]]:
     rows = list(csv.DictReader((run / "metrics.csv").open()))
     losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
@@ -44,14 +73,17 @@ def sgd(config):
     return config
 
 
-@pytest.mark.parametrize("way", ["ddp", "torchrun", "fsdp"])
+@pytest.mark.parametrize("way", ["ddp", "torchrun", "srun", "fsdp"])
 def test_two_processes_train_as_one(sgd, tmp_path, way):
     """Also with fewer validation pictures than processes; in one run folder."""
     train(tmp_path, sgd, "--name", "one")
     one = outcome(tmp_path / "runs" / "one" / "001")
     sgd["trainer"] |= {"devices": 2, "strategy": FSDP if way == "fsdp" else "ddp"}
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2") if way == "torchrun" else ()
-    result = train(tmp_path, sgd, "--name", "two", launcher=launcher)
+    if way == "srun":
+        said = train_as_slurm_does(tmp_path, sgd, 2, "--name", "two")
+    else:
+        said = train(tmp_path, sgd, "--name", "two", launcher=launcher).stdout
     assert [path.name for path in (tmp_path / "runs" / "two").iterdir()] == ["001"]
     two = outcome(tmp_path / "runs" / "two" / "001")
     assert one[0].keys() == two[0].keys()
@@ -59,7 +91,12 @@ def test_two_processes_train_as_one(sgd, tmp_path, way):
         torch.testing.assert_close(two[0][key], one[0][key], atol=1e-5, rtol=1e-4)
     assert two[1] == pytest.approx(one[1], rel=1e-4)
     assert two[2] == pytest.approx(one[2], abs=1e-3)
-    assert result.stdout.count("run folder: runs/two/001") == 1
+    assert said.count("run folder: runs/two/001") == 1
+
+
+def test_one_task_of_slurm_needs_no_strategy(config, tmp_path):
+    said = train_as_slurm_does(tmp_path, config, 1)
+    assert said.count("run folder: runs/tiny/001") == 1
 
 
 def test_sharded_training_resumes_and_its_weights_upscale(config, tmp_path):

@@ -179,6 +179,8 @@ def test_checkpoints_that_cannot_be_resumed_are_named(config, start):
             start(config, "--ckpt_path", str(path))
     with pytest.raises(SRError, match="belongs to another network: dim 4 there, 8 here"):
         start(config, "--ckpt_path", str(last), "--model.network.init_args.dim", "8")
+    with pytest.raises(SRError, match=r"with an average \(model.ema_decay\), and cannot be continued without it"):
+        start(config, "--ckpt_path", str(last), "--model.ema_decay", "0")
     before, after = ({p.relative_to(root) for p in Path(root).rglob("*")} for root in ("before", "runs"))
     assert after == before
 
@@ -273,6 +275,8 @@ def put(config: dict, path: str, value: object) -> None:
         ("model.optimizer.init_args.lr", "abc", "model.optimizer: 'abc' is not a value of lr"),
         ("data.train", "a_folder", "class_path sr.data.GTFolder with init_args.root"),
         ("data.train", "data/nowhere.yaml", "data.train: no config data/nowhere.yaml"),
+        ("data.val", "data/nowhere.yaml", "data.val: no config data/nowhere.yaml"),
+        ("data.degradation", "nowhere.yaml", "data.degradation: no config nowhere.yaml"),
         ("data.batch_size", 0, "batch_size must be at least 1"),
         ("model.optimizer.init_args.lr", -1, "model.optimizer: Invalid learning rate"),
         ("model.network.init_args.window", 0, "window must be at least 1"),
@@ -280,6 +284,9 @@ def put(config: dict, path: str, value: object) -> None:
         ("trainer.accelerator", "cuda", "CUDA|cuda|GPU"),
         ("trainer.max_steps", -1, "trainer.max_steps"),
         ("ckpt_path", "nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
+        ("trainer.val_check_interval", 0, "trainer.val_check_interval must be at least 1"),
+        ("trainer.accumulate_grad_batches", 0, "trainer.accumulate_grad_batches must be at least 1"),
+        ("trainer.precision", 17, r"trainer.precision: expected one of .*'16-mixed'.*, not 17"),
     ],
 )
 def test_mistakes_are_named_in_two_lines_and_leave_nothing(config, start, path, value, message):
@@ -288,6 +295,32 @@ def test_mistakes_are_named_in_two_lines_and_leave_nothing(config, start, path, 
         start(config)
     assert len(str(error.value)) < 400
     assert not Path("runs").exists()
+
+
+def test_a_failure_before_the_first_step_leaves_nothing(config, start, monkeypatch, tmp_path):
+    """A damaged picture that is not decoded before it is used, and a fault of the program."""
+    config["data"]["cache"] = False
+    picture = next((tmp_path / "val").iterdir())
+    whole = picture.read_bytes()
+    picture.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SRError, match="is damaged or incomplete"):
+        start(config)
+    assert not Path("runs").exists()
+    picture.write_bytes(whole)
+    cli = start(config)
+    kept = {p.relative_to("runs") for p in Path("runs").rglob("*")}
+
+    def fail(*args):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(type(cli.model), "training_step", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        start(config)
+    last = str(cli.run_dir / "checkpoints" / "last.ckpt")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        start(config, "--ckpt_path", last, "--trainer.max_steps", "6")
+    assert kept <= {p.relative_to("runs") for p in Path("runs").rglob("*")}
+    assert [path.name for path in Path("runs/tiny").iterdir()] == ["001"]
 
 
 @pytest.mark.parametrize("missing", ["model.network", "model.losses", "data.train", "data.gt_size"])

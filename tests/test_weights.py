@@ -123,11 +123,13 @@ def test_what_is_installed_needs_no_cache(cache):
         missing.obtain()
 
 
-def test_defaults_are_installed_and_others_are_named():
-    assert all(not default_weights(scale).url for scale in (None, 2))
-    with pytest.raises(sr.SRError, match=r"enlarge 4 times .*to download: .*imdn_x4\.published"):
-        default_weights(4)
-
+def test_defaults_are_installed_ones_of_the_smallest_scale_that_is_enough():
+    installed = sorted(record.scale for record in PRETRAINED.values() if not record.url)
+    for scale in (None, 0.5, 1.3, 2, 3, 3.5, 64):
+        record = default_weights(scale)
+        assert not record.url
+        if scale is not None:
+            assert record.scale == min((s for s in installed if s >= scale), default=installed[-1])
 
 def test_names():
     assert list_weights() == sorted(PRETRAINED)

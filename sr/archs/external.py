@@ -31,9 +31,7 @@ _REFUSED = {
     "AuraSR": "it paints from random noise, no two runs agree",
     "IPT": "it holds networks for several tasks, of which none is marked",
 }
-_LARGEST_EMPTY = (
-    1024  # edge of a tensor without elements, which may claim any; transformers with narrow heads have such
-)
+_LARGEST_EMPTY = 1024  # edge of a tensor without elements, which may claim any; some transformers have such
 
 
 @register_arch
@@ -129,15 +127,19 @@ def recognise(state_dict: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[st
     """
     if not _is_plausible(state_dict):
         return None
-    from spandrel import MAIN_REGISTRY, UnsupportedModelError  # takes a second, torchvision included
+    from spandrel import MAIN_REGISTRY, canonicalize_state_dict  # takes a second, torchvision included
 
+    guess = "(unknown)"
     try:
-        found = MAIN_REGISTRY.load(dict(state_dict))
-    except UnsupportedModelError:
-        return None
+        state = canonicalize_state_dict(dict(state_dict))
+        known = (entry for entry in MAIN_REGISTRY.architectures("detection") if entry.detect(state))
+        if (entry := next(known, None)) is None:
+            return None
+        guess = entry.architecture.id
+        found = entry.architecture.load(state)
     except Exception as e:  # it reads shapes and names without checking them, so anything may happen
         reason = " ".join(str(e).split())[:300] or type(e).__name__
-        raise SRError(f"spandrel takes it for a network it knows, but cannot load it ({reason})") from e
+        raise SRError(f"spandrel takes it for a network of the architecture {guess}, but cannot load it ({reason})") from e
     arch, model = found.architecture.id, found.model
     channels = (found.input_channels, found.output_channels)
     sizes = found.size_requirements

@@ -19,10 +19,10 @@ import numpy as np
 from sr.data.duplicates import Fingerprint, fingerprint, near_duplicates
 from sr.data.findings import STYLES, Finding, Level, Report
 from sr.data.folders import BenchmarkFolder, GTFolder, OnError, PairedFolder, PictureSet
-from sr.data.pairs import _by_core, match_pairs
+from sr.data.pairs import by_core, match_pairs
 from sr.data.reduction import EXACT, MATLAB, NEARLY, UNRELATED, Reduction, identify
 from sr.errors import SRError
-from sr.image import _opened, is_16_bit, list_images, read_rgb, rgb_size
+from sr.image import is_16_bit, list_images, opened, read_rgb, rgb_size
 
 Progress = Callable[[int, int], None]
 
@@ -90,7 +90,8 @@ class _Listed:
         self.verdicts: dict[str, int] = {}
         self.files: list[tuple[Path, Path | None]] = []
         try:
-            self.files = self._list(_layout(pictures, scale))
+            plain = pictures.layout(scale) if isinstance(pictures, BenchmarkFolder) else pictures
+            self.files = self._list(plain)
         except SRError as e:
             self.add("error", str(e))
         self.gts = {gt for gt, _ in self.files}
@@ -114,7 +115,7 @@ class _Listed:
                 for root, files in ((pictures.gt, gt), (pictures.lq, lq))
             ]
             gts, lqs = (
-                {core: side[stems[0]] for core, stems in _by_core(side, self.scale).items() if len(stems) == 1}
+                {core: side[stems[0]] for core, stems in by_core(side, self.scale).items() if len(stems) == 1}
                 for side in sides
             )
             pairs: list[tuple[Path, Path | None]] = [(gts[core], lqs[core]) for core in gts if core in lqs]
@@ -176,7 +177,9 @@ class _Listed:
             self.add("error", f"{_are(small)} smaller than one pixel of LQ", small)
         if wrong:
             first = " and ".join("{1}x{0}".format(*self.sizes[f]) for f in wrong[:2])
-            hint = f"; the sizes say scale {ratios.pop()}" if len(ratios) == 1 and ratios != {self.scale} else ""
+            hint = f"; the sizes say scale {max(ratios)}" if len(ratios) == 1 and ratios != {self.scale} else ""
+            if ratios == {0}:
+                hint = "; GT and LQ are exchanged"
             self.add("error", f"GT of {len(wrong) // 2} pairs is not {self.scale} x LQ, e.g. {first}{hint}", wrong)
         if cropped:
             many = f"{len(cropped)} of {len(self.files)} GT pictures"
@@ -235,22 +238,9 @@ class _Listed:
         return f"{text}; LQ of {sum(self.verdicts.values())} of {paired} pairs compared, spread evenly: {verdicts}"
 
 
-def _layout(pictures: PictureSet, scale: int) -> PictureSet:
-    """The plain set that a :class:`BenchmarkFolder` stands for."""
-    if not isinstance(pictures, BenchmarkFolder):
-        return pictures
-    gt, lq = pictures.root / "HR", pictures.root / "LR_bicubic"
-    if not gt.is_dir():
-        return pictures if lq.is_dir() else GTFolder(pictures.root, pictures.name)
-    for folder in (lq / f"X{scale}", lq / f"x{scale}"):
-        if folder.is_dir():
-            return PairedFolder(gt, folder, pictures.name)
-    return GTFolder(gt, pictures.name)
-
-
 def _traits(file: Path) -> Iterator[str]:
     """What is lost or made up when the picture becomes 8-bit RGB, from the header of a readable file."""
-    with _opened(file) as image:
+    with opened(file) as image:
         # Pillow opens 16-bit RGB as 8-bit RGB; only the decoder's settings tell.
         deep = image.format in ("PNG", "TIFF") and ";16" in str(getattr(image, "tile", ""))
         if deep or is_16_bit(image):

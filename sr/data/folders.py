@@ -233,16 +233,21 @@ class PairedFolder(PictureSet):
     def find(self, scale: int) -> list[Picture]:
         """Pair the two folders and compare the sizes in the headers."""
         pairs = match_pairs(self.name, (self.gt, list_images(self.gt)), (self.lq, list_images(self.lq)), scale)
-        found, wrong = [], []
+        found, wrong, exchanged = [], [], True
         for name, gt, lq in pairs:
             with self.trying():
                 size, (lq_h, lq_w) = rgb_size(gt), rgb_size(lq)
                 h, w = lq_h * scale, lq_w * scale
                 if not (h <= size[0] < h + scale and w <= size[1] < w + scale):
                     wrong.append(f"{gt} is {_hw(size)} and {lq} is {_hw((lq_h, lq_w))}")
+                    exchanged = exchanged and size[0] < lq_h and size[1] < lq_w
                 found.append(Picture(name, gt, lq, size, (h, w)))
         if wrong:
             more = f" (and {len(wrong) - 1} more pairs)" if len(wrong) > 1 else ""
+            if exchanged:
+                raise SRError(
+                    f"data set {self.name!r}: GT and LQ are exchanged: {wrong[0]}{more};\nGT is the larger one"
+                )
             raise SRError(
                 f"data set {self.name!r}: GT must be {scale} x LQ, but {wrong[0]}{more};\n"
                 "check that scale and the LQ folder belong together"
@@ -268,7 +273,17 @@ class BenchmarkFolder(PictureSet):
         self.root = Path(root)
 
     def find(self, scale: int) -> list[Picture]:
-        """Choose the layout, then list and check as the set for that layout does."""
+        """List and check as the set for the layout does."""
+        plain = self.layout(scale)
+        plain.on_error, plain.skipped = self.on_error, self.skipped
+        return plain.find(scale)
+
+    def layout(self, scale: int) -> GTFolder | PairedFolder:
+        """The plain set that the folder stands for; it is not prepared.
+
+        Raises:
+            SRError: the folder has no layout that is known.
+        """
         gt, lq = self.root / "HR", self.root / "LR_bicubic"
         if not gt.is_dir():
             if lq.is_dir():
@@ -276,15 +291,11 @@ class BenchmarkFolder(PictureSet):
             inside = sorted(str(folder.parent) for folder in self.root.glob("*/HR") if folder.is_dir())
             if inside:
                 raise SRError(f"{self.root} holds several data sets; name them one by one: {' '.join(inside)}")
-            return self._as(GTFolder(self.root, self.name), scale)
+            return GTFolder(self.root, self.name)
         for folder in (lq / f"X{scale}", lq / f"x{scale}"):
             if folder.is_dir():
-                return self._as(PairedFolder(gt, folder, self.name), scale)
-        return self._as(GTFolder(gt, self.name), scale)
-
-    def _as(self, layout: PictureSet, scale: int) -> list[Picture]:
-        layout.on_error, layout.skipped = self.on_error, self.skipped
-        return layout.find(scale)
+                return PairedFolder(gt, folder, self.name)
+        return GTFolder(gt, self.name)
 
 
 def find_pictures(root: str | Path, scale: int, name: str | None = None) -> PictureSet:

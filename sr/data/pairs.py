@@ -50,8 +50,8 @@ def match_pairs(
     plain_lqs = {unicodedata.normalize("NFC", stem): stem for stem in lqs}
     partner = {s: plain_lqs[n] for s in gts if (n := unicodedata.normalize("NFC", s)) in plain_lqs}
     taken = set(partner.values())
-    rest_gt = _by_core((s for s in gts if s not in partner), scale)
-    rest_lq = _by_core((s for s in lqs if s not in taken), scale)
+    rest_gt = by_core((s for s in gts if s not in partner), scale)
+    rest_lq = by_core((s for s in lqs if s not in taken), scale)
     lonely_gt, lonely_lq = [], []
     for core in rest_gt | rest_lq:
         ours, theirs = rest_gt.get(core, []), rest_lq.get(core, [])
@@ -78,7 +78,7 @@ def match_pairs(
     return [(stem, gts[stem], lqs[partner[stem]]) for stem in gts]
 
 
-def _by_core(stems: Iterable[str], scale: int) -> dict[str, list[str]]:
+def by_core(stems: Iterable[str], scale: int) -> dict[str, list[str]]:
     """Stems grouped by what is left of them without the marks of scale and of role."""
     groups = defaultdict(list)
     for stem in stems:

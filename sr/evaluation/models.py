@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -74,64 +71,6 @@ class NetworkModel(Model):
         return lambda i, lq: self.upscaler(lq)
 
 
-class OnnxModel(Model):
-    """An ONNX file: one float32 input of shape (N, 3, h, w), RGB in [0, 1], any h and w; one such output."""
-
-    def __init__(self, name: str, path: Path, device: str | None = None) -> None:
-        try:
-            ort = importlib.import_module("onnxruntime")
-        except ModuleNotFoundError as e:
-            raise SRError(f"{path} needs onnxruntime: pip install onnxruntime") from e
-        providers = ["CPUExecutionProvider"]
-        if device is not None and device.startswith("cuda"):
-            if "CUDAExecutionProvider" not in ort.get_available_providers():
-                raise SRError(f"{path}: this onnxruntime has no CUDA; install onnxruntime-gpu, or use --device cpu")
-            providers.insert(0, "CUDAExecutionProvider")
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3  # errors only; they are raised as well
-        self.path = path
-        try:
-            self.session = ort.InferenceSession(str(path), options, providers=providers)
-        except Exception as e:  # onnxruntime's errors have no common base
-            raise SRError(f"{path}: damaged, or not an ONNX file ({_first_line(e)})") from e
-        (entry, *others), outputs = self.session.get_inputs(), self.session.get_outputs()
-        shape = entry.shape
-        if others or len(outputs) != 1 or entry.type != "tensor(float)" or len(shape) != 4 or shape[1] not in (3, None):
-            raise SRError(f"{path}: needs one float32 input (N, 3, h, w) and one output, not {entry.type} {shape}")
-        if any(isinstance(edge, int) for edge in shape[2:]):
-            raise SRError(f"{path} takes {shape[3]}x{shape[2]} pixels only; export it with dynamic height and width")
-        super().__init__(name, str(path), self._find_scale(64, 48))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModel:
-        return self  # a session serves any number of threads
-
-    def _find_scale(self, height: int, width: int) -> int:
-        out = self._run(torch.zeros(3, height, width))
-        scale = out.shape[-1] // width
-        if scale < 1 or out.shape != (3, height * scale, width * scale):
-            raise SRError(f"{self.path} makes {tuple(out.shape)} of (3, {height}, {width}); it must enlarge RGB evenly")
-        return scale
-
-    def _run(self, lq: Tensor) -> Tensor:
-        entry = self.session.get_inputs()[0].name
-        try:
-            (out,) = self.session.run(None, {entry: lq[None].numpy()})
-        except Exception as e:
-            raise SRError(f"{self.path} fails on a picture of {_hw(lq.shape[-2:])} ({_first_line(e)})") from e
-        return torch.from_numpy(out)[0]
-
-    def bind(self, pictures: PictureSet, modcrop: bool = False) -> Run:
-        """Nothing to check that loading has not."""
-
-        def run(i: int, lq: Tensor) -> Tensor:
-            whole = lq.dtype == torch.uint8
-            sr = self._run(lq.float() / 255 if whole else lq).clamp(0, 1)
-            return (sr * 255 + 0.5).floor().to(torch.uint8) if whole else sr
-
-        return run
-
-
 class FolderModel(Model):
     """Ready pictures, in the folder or in a sub-folder named after the set; they are found by name.
 
@@ -191,10 +130,8 @@ def open_models(
         taken.add(name)
         if path.is_dir():
             model: Model = FolderModel(name, path, _folder_scale(path, scales))
-        elif path.suffix == ".onnx":
-            if not path.is_file():
-                raise SRError(f"no ONNX file at {path}")
-            model = OnnxModel(name, path, device)
+        elif path.suffix == ".onnx":  # whole pictures: what it looks at, and so the margin of a tile, is unknown
+            model = NetworkModel(name, source, Upscaler(load(source, device or "cpu"), tile=None, device=device))
         else:
             network = load(source)
             if sparsity is not None:
@@ -269,10 +206,6 @@ def _folder_scale(path: Path, scales: Sequence[int]) -> int:
     if len(scales) == 1:
         return scales[0]
     raise SRError(f"the name of {path} does not say its scale; give one, e.g. --scale 4")
-
-
-def _first_line(e: Exception) -> str:
-    return str(e).splitlines()[0] if str(e) else repr(e)
 
 
 def _hw(size: Sequence[int]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import shutil
 import stat
 import tarfile
@@ -12,36 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from small_archives import tar_of, zip_of
 
 from sr.data.archives import ArchiveError, unpack
 from sr.errors import SRError
 
 MakePictures = Callable[..., Path]
-
-
-def zip_of(path: Path, files: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return path
-
-
-def tar_of(path: Path, files: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return path
-
-
-@pytest.fixture
-def files(make_pictures: MakePictures) -> dict[str, bytes]:
-    """Three pictures in ``set/``, one deeper; a text; macOS's junk; other pictures."""
-    root = make_pictures("made", ["set/0001.png", "set/0002.png", "set/more/0003.png", "other/0004.png"])
-    files = {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*.png"))}
-    shutil.rmtree(root)
-    return files | {"set/readme.txt": b"text", "__MACOSX/set/._0001.png": b"junk", "set/._0001.png": b"junk"}
 
 
 def contents(folder: Path) -> list[str]:

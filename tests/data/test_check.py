@@ -184,6 +184,8 @@ def test_the_scale_that_sizes_speak_of(make_pictures: MakePictures, tmp_path: Pa
     gt = make_pictures("gt", {"a.png": (48, 64), "b.png": (40, 32)})
     report = check([PairedFolder(gt, reduced(gt, tmp_path / "lq", 4))], [], 2, 32, thorough=False)
     assert "GT of 2 pairs is not 2 x LQ, e.g. 64x48 and 16x12; the sizes say scale 4" in find(report, "e.g.").message
+    report = check([PairedFolder(tmp_path / "lq", gt)], [], 4, 32, thorough=False)
+    assert "e.g. 16x12 and 64x48; GT and LQ are exchanged" in find(report, "e.g.").message
     assert not report.ok
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import http.server
-import io
 import re
 import shutil
-import tarfile
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from small_archives import tar_of, zip_of
 
 import sr.data.download as module
 from sr.data import BenchmarkFolder, GTFolder
@@ -30,33 +28,8 @@ def quiet(line: str) -> None:
     pass
 
 
-def zip_of(path: Path, files: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return path
-
-
-def tar_of(path: Path, files: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return path
-
-
 def record(path: Path, url: str, inside: str, folder: str) -> Archive:
     return Archive(url, inside, folder, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
-
-
-@pytest.fixture
-def files(make_pictures: MakePictures) -> dict[str, bytes]:
-    """Three pictures in ``set/``, one deeper; a text; macOS's junk; other pictures."""
-    root = make_pictures("made", ["set/0001.png", "set/0002.png", "set/more/0003.png", "other/0004.png"])
-    files = {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*.png"))}
-    shutil.rmtree(root)
-    return files | {"set/readme.txt": b"text", "__MACOSX/set/._0001.png": b"junk", "set/._0001.png": b"junk"}
 
 
 @pytest.fixture

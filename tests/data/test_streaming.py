@@ -23,7 +23,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from sr.data import GTFolder, PictureSet, SRDataModule, streaming
+from sr.data import GTFolder, SRDataModule, streaming
 from sr.data.streaming import StreamingGTDataset, optimize
 from sr.errors import SRError
 from sr.image import read_rgb
@@ -231,45 +231,16 @@ def test_an_object_store_that_is_larger_than_the_disk(
 # --- in a real trainer -------------------------------------------------------------------------------------------
 
 
-class StreamingModule(SRDataModule):
-    """The data module with what it takes to train on a stream."""
-
-    def __init__(self, train: PictureSet | list[PictureSet] | StreamingGTDataset, *args: Any, **kwargs: Any) -> None:
-        assert isinstance(train, StreamingGTDataset)
-        super().__init__([], *args, **kwargs)
-        self.stream = train
-
-    def setup(self, stage: str | None = None) -> None:
-        super().setup("validate")
-        if stage in ("fit", None):
-            self.train_dataloader()
-
-    def train_dataloader(self) -> DataLoader:
-        return self.stream.loader(
-            self.scale,
-            self.gt_size,
-            self.seed,
-            self.batch_size // self._world_size,
-            self._batches_total(),
-            self._batches_done,
-            self._rank,
-            self._world_size,
-            self.degradation is None,
-            num_workers=self.num_workers,
-            multiprocessing_context="fork" if self.num_workers else None,
-        )
-
-
 def test_yaml_builds_it(pictures: Path, chunks: Path) -> None:
     parser = ArgumentParser()
-    parser.add_class_arguments(StreamingModule, "data")
+    parser.add_class_arguments(SRDataModule, "data")
     train = {"class_path": "sr.data.streaming.StreamingGTDataset", "init_args": {"root": str(chunks)}}
     config = {"train": train, "scale": SCALE, "gt_size": SIZE, "batch_size": 2}
     data = parser.instantiate_classes(parser.parse_object({"data": config})).data
     data.setup("fit")
     assert [len(batch["lq"]) for batch in data.train_dataloader()] == [2]
     with pytest.raises(SRError, match="no chunks can be read"):
-        StreamingModule(StreamingGTDataset(pictures), SCALE, SIZE, 2).setup("fit")
+        SRDataModule(StreamingGTDataset(pictures), SCALE, SIZE, 2).setup("fit")
 
 
 class Recorder(BoringModel):
@@ -322,7 +293,7 @@ def fit(
         num_sanity_val_steps=0,
         **kwargs,
     )
-    data = StreamingModule(
+    data = SRDataModule(
         StreamingGTDataset(chunks, each), SCALE, SIZE, 2, val=[GTFolder(pictures)], cache=False, num_workers=workers
     )
     with warnings.catch_warnings():
