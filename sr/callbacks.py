@@ -21,8 +21,9 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from sr.checkpoint import save
+from sr.checkpoint import load, read_info, save
 from sr.data import PictureSet
+from sr.efficiency import card
 from sr.errors import SRError
 from sr.image import save_image
 from sr.inference.tiling import upscale_tiled
@@ -169,16 +170,20 @@ class BestWeights(Callback):
             self._save(trainer, module)
 
     def finish(self, trainer: Trainer, module: SRModule) -> None:
-        """At the end of the run: say how it went. A run without validation exports what it ends with.
+        """At the end of the run: note what the network costs, and say how it went.
+
+        A run without validation exports what it ends with.
 
         Raises:
-            SRError: there was validation, but no score that was a number.
+            SRError: there was validation, but no score that was a number; or the weights are not finite.
         """
         if module.scores and self.best == float("-inf"):
             raise SRError("the training diverged: no validation gave a number; lower model.optimizer.init_args.lr")
         if not module.scores:
+            module.gather()
             self._save(trainer, module)
         if trainer.is_global_zero:
+            self._add_cost()
             steps, seconds = trainer.global_step - self._first_step, time.monotonic() - self._started
             print("  ".join(filter(None, [f"{steps} steps in {_duration(seconds)}", _describe_pace(trainer)])))
             score = f", mean PSNR {self.best:.2f} dB" if module.scores else ""
@@ -188,6 +193,15 @@ class BestWeights(Callback):
         self.step = trainer.global_step
         if trainer.is_global_zero:
             save(module.eval_network, self.path, info=self._info(trainer, module))
+
+    def _add_cost(self) -> None:
+        """Put the efficiency card into the file: here and not at each validation, since counting takes seconds."""
+        network, info = load(self.path), read_info(self.path)["info"]
+        try:
+            cost = card(network, measure_time=False)
+        except (SRError, RuntimeError, TypeError):  # a network that no counter understands is still trained
+            return
+        save(network, self.path, info=info | {"efficiency": cost})
 
     def _info(self, trainer: Trainer, module: SRModule) -> dict[str, Any]:
         """How the weights came about and how good they are, for the file's metadata."""

@@ -27,8 +27,9 @@ from sr.network import SRNetwork
 
 _EXAMPLE = (2, 24, 40)  # batch, height and width that a graph is recorded with; none of them is 1, which would stay 1
 _CHECKED = ((1, 1, 1), (3, 7, 50), (1, 49, 33))  # those at which it is compared
-# In float32 and in float16, of values whose range is 1. SparseSR chooses windows, in float16 sometimes others.
-_TOLERANCE = {False: 1e-4, True: 5e-2}
+# In float32 and in float16, of values whose range is 1. Float16 keeps 11 bits, which cost networks about 1e-3, and
+# SparseSR up to 3e-3 where two windows are so similar that it chooses the other one.
+_TOLERANCE = {False: 1e-4, True: 2 / 255}
 _AXES = ("batch", "height", "width")
 _OPSET = 18
 

@@ -6,10 +6,8 @@ The types decide what a sample means (8 or 16 bit), never the values found in a 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
-import secrets
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
+from sr.atomic import atomic
 from sr.errors import SRError
 
 _FORMATS = {
@@ -378,29 +377,3 @@ def save_image(image: Image.Image, path: str | Path, **params: Any) -> None:
             if isinstance(exc, OSError) and exc.errno is not None:  # disk full, and the like
                 raise
             raise SRError(f"cannot write {path}: {kind} does not take it ({exc}); use .png") from exc
-
-
-def part_prefix(path: Path) -> str:
-    """What the names begin with that :func:`atomic` gives to unfinished files; tells what a killed process left."""
-    return f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}."
-
-
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the name ``path`` when the block ends, replacing what has it; none if the block fails.
-
-    Until then it has a hidden name in the same folder, which no other process uses.
-
-    Raises:
-        SRError: the folder cannot be written, the disk is full, or another ``OSError`` of the block.
-    """
-    part = path.parent / f"{part_prefix(path)}{secrets.token_hex(4)}.part"
-    try:
-        with part.open("x+b") as file:
-            yield file
-        part.replace(path)
-    except OSError as exc:
-        raise SRError(f"cannot write {path} ({exc.strerror or exc}); check the folder's permissions and space") from exc
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

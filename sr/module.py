@@ -93,11 +93,11 @@ class SRModule(LightningModule):
         self.validated_step = -1
         self.pace = Pace()
         self._sharded = False
-        self._whole: list[SRNetwork] = []  # sharded training: a copy for validation; in a list, so not in checkpoints
+        self._whole: list[SRNetwork] = []  # sharded training: what gather() makes; in a list, so not in checkpoints
 
     @property
     def eval_network(self) -> SRNetwork:
-        """The network that is validated and exported: the averaged one if there is one."""
+        """The network that is validated and exported: the averaged one if there is one; see :meth:`gather`."""
         if self._whole:
             return self._whole[0]
         return self.network if self.ema is None else self.ema
@@ -225,14 +225,18 @@ class SRModule(LightningModule):
         return MetricCollection(metrics, compute_groups=False)
 
     def on_validation_start(self) -> None:
-        """Gather a sharded network: processes validate pictures of different sizes, in different numbers of tiles."""
-        if self._sharded:
-            network = self.network if self.ema is None else self.ema
-            options = StateDictOptions(full_state_dict=True)
-            state = get_model_state_dict(network, options=options)
-            if not self._whole:
-                self._whole.append(type(network)(**network.hparams).to(self.device).eval().requires_grad_(False))
-            self._whole[0].load_state_dict(state)
+        self.gather()  # processes validate pictures of different sizes, in different numbers of tiles
+
+    def gather(self) -> None:
+        """Make :attr:`eval_network` the whole network as it is now, if it is sharded; every process takes part."""
+        if not self._sharded:
+            return
+        network = self.network if self.ema is None else self.ema
+        state = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True))
+        if not self._whole:
+            whole = type(network)(**network.hparams).to(self.device, next(network.parameters()).dtype)
+            self._whole.append(whole.eval().requires_grad_(False))
+        self._whole[0].load_state_dict(state)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
         sr = upscale_tiled(self.eval_network, self._input(batch), _VALIDATION_TILE).float()

@@ -110,6 +110,21 @@ def _scores(*values: float) -> Scores:
     return dict(zip(("Set5", "Set14", "B100"), zip(values[::2], values[1::2], strict=True), strict=False))
 
 
+def _photos(scale: int, sha256: str, size: int, metrics: Scores) -> PretrainedWeights:
+    """A record of SparseSR small, trained on photographs and installed with the package."""
+    return PretrainedWeights(
+        name=f"sparsesr_s_x{scale}.photos",
+        arch="SparseSR",
+        scale=scale,
+        sha256=sha256,
+        size=size,
+        licence="Apache-2.0",
+        recipe="configs/sparsesr_s_photos.yaml",
+        data="383 openly licensed photographs (sr/pretrained/README.md)",
+        metrics=metrics,
+    )
+
+
 _IMDN = "Zheng222/IMDN@f8a43074c7c8ea33ea7c33ce43a698c086007fd0/checkpoints"
 _RLFN = "bytedance/RLFN@bccfde91bf8b2de80789ec033a029e6f2a932330/model_zoo"
 _BSRN = "xiaom233/BSRN@5c862348954153f10046be5718c71a4d07fbf031/experiments/pretrained_models"
@@ -120,6 +135,7 @@ _PAN = "zhaohengyuan1/PAN@a20974545cf011c386d728739d091c39e23d0686/experiments/p
 PRETRAINED: dict[str, PretrainedWeights] = {
     record.name: record
     for record in (
+        _photos(2, "7b081e8d2860324babe37a16c579a8b1f85a7ea92ac9c62f32c130944fc50cf1", 1487968, _scores(37.578, 0.9593, 33.208, 0.9143, 31.879, 0.8962)),
         PretrainedWeights(
             name="sparsesr_t_x2.quickstart",
             arch="SparseSR",

@@ -12,6 +12,7 @@ import yaml
 
 import sr
 from sr.archs import assanet
+from sr.checkpoint import save
 from sr.cli import SRCLI
 from sr.errors import SRError
 
@@ -80,7 +81,7 @@ def test_every_config_trains_two_steps(path, read):
     cli = read(path.name, *SMALL)
     cli.train()
     assert cli.trainer.global_step == 2
-    assert sr.load(cli.run_dir / "best.safetensors").scale == cli.datamodule.scale
+    assert sr.load(cli.weights.path).scale == cli.datamodule.scale
     head = "".join(line for line in path.open() if line.startswith("# "))
     assert "Result" in head and re.search("cost", head, re.IGNORECASE)
 
@@ -105,14 +106,20 @@ def test_a_mistake_in_any_part_of_a_config_is_found(read, name, right, wrong, me
 def test_commands_at_the_head_of_a_config_are_right(path, read):
     """Those of other scales, above all, which override several values that belong together."""
     head = "".join(line.lstrip("# ") for line in path.open() if line.startswith("#   ")).replace("\\\n", "")
+    scale = yaml.safe_load(path.read_text())["model"]["network"]["init_args"]["scale"]
     sizes = set()
     for command in head.splitlines():
-        assert command.startswith(f"python scripts/train.py --config configs/{path.name}")
+        assert re.match(rf"python scripts/train(_scales)?\.py --config configs/{path.name}(?!\S)", command)
         args = command.split()[4:]
         options = dict(zip(args[::2], args[1::2], strict=True))
-        cli = read(path.name, *args)
+        if (minutes := options.pop("--minutes", None)) is not None:  # not of the training, but of train_scales.py
+            assert "train_scales.py" in command and float(minutes) > 0
+        if (weights := options.get("--model.weights")) is not None:  # what an earlier run has left
+            Path(weights).parent.mkdir(parents=True, exist_ok=True)
+            save(read(path.name).model.network, weights)
+        cli = read(path.name, *(word for option in options.items() for word in option))
         assert cli.run_dir.parent.name == options.get("--name", path.stem)
-        assert cli.model.network.scale == int(options.get("--model.network.scale", 4))
+        assert cli.model.network.scale == int(options.get("--model.network.scale", scale))
         assert cli.datamodule.gt_size % cli.model.network.scale == 0
         sizes.add(round(cli.datamodule.gt_size / cli.model.network.scale, -1))
     assert len(sizes) <= 1, "the LR patches have one size (ASSANet-S: 48 or 49) at all scales"

@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import spandrel
 import torch
+from PIL import Image
 
 import sr
 from sr.archs import IMDN, PAN, RLFN, SpandrelNetwork
@@ -13,7 +15,8 @@ from sr.export import export_onnx, export_program, export_pth
 from sr.registry import list_models
 
 SIZES = ((1, 1), (7, 200), (64, 64), (133, 97))
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +137,31 @@ def test_a_graph_that_differs_is_not_written(tmp_path, monkeypatch):
     with pytest.raises(sr.SRError, match=r"differs from the network"):
         export_program(compact(), tmp_path / "net.pt2")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("net.onnx", "old")]
+
+
+def test_a_graph_that_half_precision_breaks_is_not_written(tmp_path, monkeypatch):
+    """Off by 3/255 in float16 alone: more than rounding ever does."""
+    pytest.importorskip("onnxscript")
+    upscale = SpandrelNetwork.upscale
+    off = {torch.float16: 3 / 255}
+    monkeypatch.setattr(SpandrelNetwork, "upscale", lambda self, lq: upscale(self, lq) + off.get(lq.dtype, 0))
+    with pytest.raises(sr.SRError, match=r"differs from the network by 0\.01.*; export without --fp16"):
+        export_onnx(compact(), tmp_path / "net.onnx", half=True)
+    assert not list(tmp_path.iterdir())
+    export_onnx(compact(), tmp_path / "net.onnx")
+
+
+def test_half_precision_of_the_quickstart_on_a_photograph(tmp_path):
+    """Windows are chosen in float32: in float16 others would be, and values differ by up to 4/255."""
+    pytest.importorskip("onnxscript")
+    network = sr.load("sparsesr_t_x2.quickstart")
+    assert export_onnx(network, tmp_path / "net.onnx", half=True) < 1 / 255
+    run = session(tmp_path / "net.onnx")
+    with Image.open(ROOT / "datasets" / "sample" / "val" / "friends.png") as image:
+        lq = torch.from_numpy(np.array(image.convert("RGB").crop((0, 0, 160, 160)))).permute(2, 0, 1)[None] / 255
+    with torch.no_grad():
+        difference = (torch.from_numpy(run.run(None, {"lq": lq.numpy()})[0]) - network(lq)).abs()
+    assert difference.max() < 1 / 255 and difference.mean() < 3e-4
 
 
 def test_what_float16_cannot_hold_is_refused(tmp_path):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Each row may import from the rows above it. Modules of one row do not import one another, except within a package,
 # and except where listed in the order of the row itself: `a, b` lets b import a.
 ROWS = [
-    ["errors", "process", "rows"],
+    ["errors", "process", "rows", "atomic"],
     ["network", "color", "resize", "image", "pictures", "fetch", "weightfiles"],
     ["registry", "weights", "onnx_network"],
     ["archs", "degradations", "metrics", "optim", "schedules"],
@@ -38,6 +38,7 @@ ROWS = [
     ["cli"],
 ]
 IN_ORDER = {
+    ("atomic", "errors"),
     ("pictures", "image"),
     ("checkpoint", "rebuild"),
     ("weights", "registry"),

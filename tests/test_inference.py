@@ -10,7 +10,6 @@ from PIL import Image
 
 import sr
 from sr.archs.sparsesr import BicubicUpsample
-from sr.inference.alpha import bleed
 from sr.inference.runner import TileRunner
 from sr.network import SRNetwork
 from sr.resize import imresize
@@ -291,40 +290,6 @@ def test_rows_that_end_early_or_wrap_are_refused():
         next(sr.Upscaler(Nearest(), wrap=True).rows(lambda n: np.zeros((n, 4, 3), np.uint8), 4, 4, 3, np.uint8))
 
 
-# --- alpha
-
-
-def disc() -> np.ndarray:
-    y, x = np.mgrid[:60, :90]
-    inside = np.clip(20.5 - np.hypot(y - 30, x - 40), 0, 1)
-    picture = np.zeros((60, 90, 4), np.uint8)
-    picture[..., 3] = np.round(255 * inside)
-    picture[picture[..., 3] > 0, 0] = 255
-    return picture  # red on transparent black
-
-
-@pytest.mark.parametrize("arguments", [{}, {"outscale": 3.3}, {"tile": 32}, {"wrap": True}, {"tta": True}])
-def test_no_dark_fringe_around_what_is_visible(arguments):
-    out = sr.Upscaler(Blur(), device="cpu", **arguments)(disc()).astype(int)
-    visible = out[..., 3] > 0
-    assert visible.sum() > 4 * 1200
-    assert (abs(out[visible][:, :3] - [255, 0, 0]) <= 2).all()
-    assert out[0, 0, 3] == 0
-    assert out[out.shape[0] // 2, int(out.shape[1] * 40 / 90), 3] == 255
-
-
-def test_colours_bleed_far_and_visible_ones_stay():
-    colours = torch.rand(1, 3, 70, 130)
-    alpha = torch.zeros(1, 1, 70, 130)
-    alpha[..., 20:25, 40:45] = 0.3
-    colours[..., 20:25, 40:45] = torch.tensor([0.1, 0.5, 0.9]).view(3, 1, 1)
-    out = bleed(colours, alpha)
-    near = out[..., :55, 10:75]  # 30 pixels around
-    torch.testing.assert_close(near, torch.tensor([0.1, 0.5, 0.9]).view(1, 3, 1, 1).expand_as(near))
-    assert torch.equal(out[..., 20:25, 40:45], colours[..., 20:25, 40:45])
-    assert torch.equal(bleed(colours, torch.zeros_like(alpha)), colours)
-
-
 # --- textures
 
 
@@ -409,9 +374,9 @@ def test_black_and_white_stay(value, levels):
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1)])
 @pytest.mark.parametrize("arguments", [{}, {"tta": True}, {"keep_color": True}, {"wrap": True}, {"outscale": 3.5}])
 def test_slivers(shape, arguments):
-    out = sr.Upscaler(sr.create_model("sparsesr_t", scale=2), device="cpu", tile=64, **arguments)(
-        np.full((*shape, 3), 128, np.uint8)
-    )
+    # What wraps is continued far on all sides, so that the network meets no sliver, and takes long.
+    network = Blur() if "wrap" in arguments else sr.create_model("sparsesr_t", scale=2)
+    out = sr.Upscaler(network, device="cpu", tile=64, **arguments)(np.full((*shape, 3), 128, np.uint8))
     factor = arguments.get("outscale", 2)
     assert out.shape == (*(int(n * factor + 0.5) for n in shape), 3)
     assert abs(out.astype(int) - 128).max() <= 1

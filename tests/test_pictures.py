@@ -7,14 +7,15 @@ import io
 import os
 import struct
 import sys
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torture
-from PIL import ExifTags, Image, ImageSequence, TiffImagePlugin
+from independent_readers import check_metadata, frames_of, in_unit
+from PIL import Image
+from raw_files import png, tiff
 from torture import Case
 
 from sr.errors import SRError
@@ -39,78 +40,6 @@ def names() -> list[str]:
 
 
 NAMES = names()
-
-
-# --- readers that share nothing with the package -------------------------------------------------------------------
-
-
-def read_deep_png(data: bytes) -> np.ndarray:
-    """16-bit PNG by the standard's own words."""
-    place, packed = 8, b""
-    while place < len(data):
-        length, name = struct.unpack(">I4s", data[place : place + 8])
-        body = data[place + 8 : place + 8 + length]
-        assert zlib.crc32(name + body) == struct.unpack(">I", data[place + 8 + length : place + 12 + length])[0]
-        if name == b"IHDR":
-            width, height, bits, kind, _, _, laced = struct.unpack(">IIBBBBB", body)
-            assert bits == 16 and not laced
-        packed += body if name == b"IDAT" else b""
-        place += 12 + length
-    channels = {0: 1, 2: 3, 4: 2, 6: 4}[kind]
-    step, raw = 2 * channels, zlib.decompress(packed)
-    stride = 1 + width * step
-    above, rows = bytearray(stride - 1), []
-    for y in range(height):
-        method, line = raw[y * stride], bytearray(raw[y * stride + 1 : (y + 1) * stride])
-        for i in range(len(line)):
-            a, b, c = line[i - step] if i >= step else 0, above[i], above[i - step] if i >= step else 0
-            paeth = min((a, b, c), key=lambda v: abs(a + b - c - v))
-            line[i] = (line[i] + {0: 0, 1: a, 2: b, 3: (a + b) // 2, 4: paeth}[method]) % 256
-        rows.append(bytes(line))
-        above = line
-    return np.frombuffer(b"".join(rows), ">u2").reshape(height, width, channels)
-
-
-def tiff_tags(data: bytes) -> TiffImagePlugin.ImageFileDirectory_v2:
-    tags = TiffImagePlugin.ImageFileDirectory_v2(data[:8])
-    file = io.BytesIO(data)
-    file.seek(tags.next)
-    tags.load(file)
-    return tags
-
-
-def read_deep_tiff(data: bytes) -> np.ndarray:
-    """Deflated strips with or without horizontal differences, little-endian."""
-    tags = tiff_tags(data)
-    channels = tags[277]
-    kind = {1: "u", 2: "i", 3: "f"}[np.atleast_1d(tags[339])[0]]
-    raw = b"".join(
-        zlib.decompress(data[a : a + n])
-        for a, n in zip(np.atleast_1d(tags[273]), np.atleast_1d(tags[279]), strict=True)
-    )
-    bits = int(np.atleast_1d(tags[258])[0])
-    values = np.frombuffer(raw, f"<{kind}{bits // 8}").reshape(tags[257], tags[256], channels)
-    return np.cumsum(values, 1, dtype=values.dtype) if tags[317] == 2 else values
-
-
-def frames_of(data: bytes, case: Case) -> list[np.ndarray]:
-    """Frames of a result, by an independent reader."""
-    if case.dtype != "uint8" and data.startswith(b"\x89PNG"):
-        return [read_deep_png(data)]
-    if case.dtype != "uint8" and data.startswith(b"II"):
-        return [read_deep_tiff(data)]
-    if case.dtype != "uint8":
-        start = data.index(b"65535\n") + 6
-        return [np.frombuffer(data[start:], ">u2").reshape(2 * case.height, 2 * case.width, case.channels)]
-    mode = ["L", "LA", "RGB", "RGBA"][case.channels - 1]
-    with Image.open(io.BytesIO(data)) as image:
-        assert case.frames > 1 or image.mode == mode or image.format == "WEBP"
-        return [np.atleast_3d(np.asarray(frame.convert(mode))) for frame in ImageSequence.Iterator(image)]
-
-
-def in_unit(frame: np.ndarray, case: Case) -> np.ndarray:
-    top = {"uint8": 255, "uint16": 65535, "int32": 1e8}.get(case.dtype, 1000 if case.name == "float_rgb.tif" else 1)
-    return frame.astype(np.float64) / top
 
 
 def twice(picture: Picture) -> Picture:
@@ -156,35 +85,6 @@ def test_a_file_is_read_enlarged_and_written_without_loss(
             mean[:-1] = (first[..., :-1] * alpha).sum((0, 1)) / alpha.sum()
         np.testing.assert_allclose(mean, case.mean, atol=case.tolerance)
     check_metadata(data, case)
-
-
-def check_metadata(data: bytes, case: Case) -> None:
-    """By Pillow, of the finished file."""
-    if case.dtype not in ("uint8", "uint16") or case.name == "deep2.tif":
-        return  # Pillow opens no such TIFF files
-    with Image.open(io.BytesIO(data)) as image:
-        turn = tiff_tags(data).get(274, 1) if image.format == "TIFF" else image.getexif().get(274, 1)
-        assert turn == 1
-        if case.make is not None:
-            assert image.getexif()[0x010F] == case.make
-            assert image.getexif().get_ifd(0x8769)[0x9003] == "2001:02:03 04:05:06"
-        if case.icc is not None:
-            assert image.info["icc_profile"] == case.icc
-        if case.dpi is not None:
-            np.testing.assert_allclose(image.info["dpi"], case.dpi, atol=0.01)
-        if case.xmp:
-            xmp = image.info.get("xmp") or image.info["XML:com.adobe.xmp"].encode()
-            assert b'tiff:Orientation="1"' in xmp and b'dc:title="Torture"' in xmp
-        if case.text:
-            assert {key: str(image.text[key]) for key in case.text} == case.text
-        if case.frames > 1:
-            times = []
-            for frame in ImageSequence.Iterator(image):
-                frame.load()
-                times.append(frame.info["duration"])
-            assert times == case.durations
-            once = image.format == "GIF" and "loop" not in image.info
-            assert (1 if once else image.info["loop"]) == case.loop
 
 
 @pytest.mark.parametrize("name", ["moving.gif", "clear.gif", "moving.webp", "moving.png", "clear.webp"])
@@ -255,96 +155,6 @@ def test_a_gif_of_many_colours_keeps_black_and_white(tmp_path: Path) -> None:
     write_picture(picture, tmp_path / "x.gif", "GIF")
     frames = read_picture(tmp_path / "x.gif").frames
     assert (frames[0][:2] == 0).all() and (frames[0][-2:] == 255).all() and (frames[1][:2] == 255).all()
-
-
-# --- metadata ------------------------------------------------------------------------------------------------------
-
-
-def test_sizes_in_exif_follow_and_the_thumbnail_goes(tmp_path: Path) -> None:
-    entry = "<HHII"
-    first = struct.pack("<H", 2) + struct.pack("<HHIHH", 274, 3, 1, 6, 0) + struct.pack(entry, 0x8769, 4, 1, 38)
-    first += struct.pack("<I", 68)
-    sizes = struct.pack("<H", 2) + struct.pack("<HHIHH", 40962, 3, 1, 16, 0) + struct.pack(entry, 40963, 4, 1, 24)
-    small = struct.pack("<H", 2) + struct.pack(entry, 513, 4, 1, 98) + struct.pack(entry, 514, 4, 1, 4)
-    raw = b"Exif\0\0II*\0\x08\0\0\0" + first + sizes + bytes(4) + small + bytes(4) + b"\xff\xd8\xff\xd9"
-    colour = Image.fromarray(torture.quarters(torture.QUARTERS[:, :3]))
-    torture.turned(colour, 6).save(tmp_path / "x.jpg", exif=raw)
-    with Image.open(tmp_path / "x.jpg") as image:
-        assert image.getexif().get_ifd(ExifTags.IFD.IFD1)[514] == 4
-    write_picture(twice(read_picture(tmp_path / "x.jpg")), tmp_path / "y.jpg", "JPEG")
-    with Image.open(tmp_path / "y.jpg") as image:
-        found = image.getexif()
-        assert image.size == (48, 32)
-        assert (found.get_ifd(0x8769)[40962], found.get_ifd(0x8769)[40963]) == (48, 32)
-        assert found[274] == 1 and not found.get_ifd(ExifTags.IFD.IFD1)
-
-
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".tif", ".avif"])
-def test_metadata_goes_from_any_format_to_any_other(suffix: str, tmp_path: Path) -> None:
-    colour = Image.fromarray(torture.quarters(torture.QUARTERS[:, :3]))
-    icc = torture.display_p3()
-    if suffix == ".avif" and ".avif" not in Image.registered_extensions():
-        pytest.skip("Pillow without AVIF")
-    colour.save(tmp_path / f"x{suffix}", exif=torture.exif(1), icc_profile=icc, quality=95)
-    picture = read_picture(tmp_path / f"x{suffix}")
-    for kind in ("PNG", "JPEG", "WEBP", "TIFF"):
-        stream = io.BytesIO()
-        write_picture(picture, stream, kind)
-        with Image.open(io.BytesIO(stream.getvalue())) as image:
-            assert image.format == kind
-            assert image.getexif()[0x010F] == "Maker"
-            assert image.getexif().get_ifd(0x8769)[0x9003] == "2001:02:03 04:05:06"
-            assert image.info["icc_profile"] == icc
-
-
-def test_big_endian_exif_is_patched_in_place(tmp_path: Path) -> None:
-    """A maker's note keeps its place, as the offsets in it count from the start."""
-    note = b"offsets count from the start of the block"
-    block = torture.exif(8)
-    block.endian = ">"
-    block.get_ifd(0x8769)[0x927C] = note
-    raw = block.tobytes()
-    assert raw[6:8] == b"MM"
-    Image.new("RGB", (8, 4)).save(tmp_path / "x.jpg", exif=raw)
-    write_picture(read_picture(tmp_path / "x.jpg"), tmp_path / "y.jpg", "JPEG")
-    with Image.open(tmp_path / "y.jpg") as image:
-        assert image.size == (4, 8)
-        assert image.info["exif"].index(note) == raw.index(note)
-        assert image.getexif()[274] == 1
-
-
-def test_damaged_exif_harms_no_pixels(tmp_path: Path) -> None:
-    Image.new("RGB", (8, 4), "red").save(tmp_path / "x.png", exif=b"Exif\0\0II*\0\xff\xff\xff\x7fgarbage")
-    write_picture(read_picture(tmp_path / "x.png"), tmp_path / "y.png", "PNG")
-    with Image.open(tmp_path / "y.png") as image:
-        assert image.getpixel((0, 0)) == (255, 0, 0) and "exif" not in image.info
-
-
-def test_text_and_colour_chunks_stay_as_they_are(tmp_path: Path) -> None:
-    chunks = [(b"gAMA", struct.pack(">I", 100_000)), (b"zTXt", b"Comment\0\0" + zlib.compress(b"long" * 99))]
-    extra = b"".join(torture.png_chunk(*chunk) for chunk in chunks)
-    for bits in (8, 16):
-        data = torture.png(np.full((4, 4, 3), 9, np.uint16), bits, extra)
-        stream = io.BytesIO()
-        write_picture(read_picture(data), stream, "PNG")
-        for chunk in chunks:
-            assert torture.png_chunk(*chunk) in stream.getvalue()
-
-
-def test_cmyk_is_converted_with_the_profile_in_the_file(tmp_path: Path) -> None:
-    pyvips = pytest.importorskip("pyvips")
-    profile = bytes(pyvips.Image.profile_load("cmyk"))
-    Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(tmp_path / "x.tif", icc_profile=profile)
-    picture = read_picture(tmp_path / "x.tif")
-    assert any("the file's own profile" in note for note in picture.notes) and picture.metadata.icc is None
-    cyan = picture.frames[0][0, 0].tolist()
-    assert cyan[0] < 60 and 130 < cyan[1] < 190 and cyan[2] > 200  # printed cyan, not the screen's 0, 255, 255
-    with RowReader(tmp_path / "x.tif") as rows:
-        np.testing.assert_allclose(rows.read(8)[0, 0].astype(int), cyan, atol=2)
-        assert rows.metadata.icc is None and rows.notes == picture.notes
-    Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(tmp_path / "y.tif")
-    plain = read_picture(tmp_path / "y.tif")
-    assert plain.frames[0][0, 0].tolist() == [0, 255, 255] and any("plain formula" in note for note in plain.notes)
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------
@@ -449,15 +259,15 @@ def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         Image.fromarray(noise).save(path)
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         found[path.name] = path, "damaged or incomplete|not a picture"
-    deep = torture.png(noise.astype(np.uint16) * 257, 16)
+    deep = png(noise.astype(np.uint16) * 257, 16)
     for name, data, message in (
         ("cut16.png", deep[: len(deep) // 2], "damaged or incomplete"),
-        ("cut16.tif", torture.tiff(noise.astype(np.uint16))[:900], "damaged or incomplete"),
+        ("cut16.tif", tiff(noise.astype(np.uint16))[:900], "damaged or incomplete"),
         ("cut16.ppm", b"P6\n9 9\n65535\n" + bytes(99), "damaged or incomplete"),
         ("head.png", deep[:20], "damaged or incomplete"),
         ("empty.png", b"", "empty"),
         ("text.jpg", b"<html>404</html>", "not a picture"),
-        ("five.tif", torture.tiff(np.zeros((4, 4, 5), np.uint8)), "5 channels per pixel"),
+        ("five.tif", tiff(np.zeros((4, 4, 5), np.uint8)), "5 channels per pixel"),
     ):
         (tmp_path / name).write_bytes(data)
         found[name] = tmp_path / name, message

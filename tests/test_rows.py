@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torture
 from PIL import Image
+from raw_files import bytes_of, display_p3, png, png_chunk
 
 from sr.errors import SRError
 from sr.pictures import Info, RowReader, RowWriter, encoders, needs_rows, read_picture
@@ -88,7 +89,7 @@ def test_blocks_of_the_encoder_join_without_a_seam(kind: str, tmp_path: Path, mo
 def test_a_tiff_file_beyond_4_gb_has_wide_offsets(tmp_path: Path) -> None:
     """70,000 x 20,000 RGB have 4.2 GB; black takes little room on the disk, so the first rows tell."""
     file = io.BytesIO()
-    extra = read_picture(torture.bytes_of(Image.new("RGB", (1, 1)), "PNG", dpi=(300, 300), exif=torture.exif(1)))
+    extra = read_picture(bytes_of(Image.new("RGB", (1, 1)), "PNG", dpi=(300, 300), exif=torture.exif(1)))
     writer = encoders.TiffRows(file, 70_000, 20_000, 3, "uint8", extra.metadata)
     writer.write(np.full((3, 70_000, 3), 7, np.uint8))
     writer._tags[257] = writer._tags[278] = encoders.ifd.Value.of(4, 3)  # as if it ended here
@@ -102,7 +103,7 @@ def test_a_tiff_file_beyond_4_gb_has_wide_offsets(tmp_path: Path) -> None:
 
 def test_jpeg_rows_carry_metadata_and_full_chroma(tmp_path: Path) -> None:
     ramp = np.stack(np.broadcast_arrays(np.arange(160)[:, None], np.arange(200), 90), -1).astype(np.uint8)
-    kept = {"exif": torture.exif(1), "icc_profile": torture.display_p3(), "dpi": (300, 300), "comment": b"words"}
+    kept = {"exif": torture.exif(1), "icc_profile": display_p3(), "dpi": (300, 300), "comment": b"words"}
     Image.fromarray(ramp).save(tmp_path / "x.jpg", **kept, xmp=torture.XMP % 1)
     with RowReader(tmp_path / "x.jpg") as reader, RowWriter.like(reader, tmp_path / "y.jpg", 200, 160, "JPEG") as out:
         for first, _ in enumerate(blocks(reader, 1)):
@@ -116,8 +117,8 @@ def test_jpeg_rows_carry_metadata_and_full_chroma(tmp_path: Path) -> None:
 
 
 def test_16_bit_rows_keep_metadata(tmp_path: Path) -> None:
-    icc = torture.display_p3()
-    data = torture.png(noise(9, 9, 3, "uint16"), 16, torture.png_chunk(b"tEXt", b"Author\0me"))
+    icc = display_p3()
+    data = png(noise(9, 9, 3, "uint16"), 16, png_chunk(b"tEXt", b"Author\0me"))
     (tmp_path / "x.png").write_bytes(data)
     with RowReader(tmp_path / "x.png") as reader:
         reader.metadata.icc = icc

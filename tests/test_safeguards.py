@@ -110,7 +110,7 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_exactly(config, tmp_path,
         while "step 10 " not in (line := process.stdout.readline()):
             assert line, "the run ended before the signal"
         process.send_signal(number)
-        out = process.communicate(timeout=60)[0]
+        out = process.communicate(timeout=300)[0]
     finally:
         process.kill()
     assert process.returncode == 128 + number

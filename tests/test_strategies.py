@@ -2,6 +2,7 @@
 
 import csv
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -116,3 +117,56 @@ def test_sharded_training_resumes_and_its_weights_upscale(config, tmp_path):
     pictures.prepare(2)
     x = pictures.pair(0)[0][None] / 255
     assert checkpoint(x).shape == best(x).shape == (1, 3, 36, 40)
+
+
+def test_sharded_training_without_validation_exports_whole_weights(config, tmp_path):
+    del config["data"]["val"]
+    config["trainer"] |= {"devices": 2, "strategy": FSDP}
+    train(tmp_path, config)
+    run = tmp_path / "runs" / "tiny" / "001"
+    best, averaged = (sr.load(path).state_dict() for path in (run / "best.safetensors", run / "checkpoints/last.ckpt"))
+    assert best.keys() == averaged.keys()
+    for key in best:
+        assert torch.equal(best[key], averaged[key]), key
+
+
+def test_a_sharded_run_that_is_asked_to_stop_saves_and_goes_on(config, tmp_path):
+    config["trainer"] |= {"devices": 2, "strategy": FSDP, "max_steps": 45, "val_check_interval": 10}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        while "step 10 " not in (line := process.stdout.readline()):
+            assert line, "the run ended before the signal"
+        process.send_signal(signal.SIGTERM)  # to the first process alone
+        said = process.communicate(timeout=400)[0]
+    finally:
+        process.kill()
+    last = "runs/tiny/001/checkpoints/last.ckpt"
+    step = torch.load(tmp_path / last, weights_only=True)["global_step"]
+    assert process.returncode == 128 + signal.SIGTERM
+    assert 10 <= step < 45
+    assert said.count(f"continue from step {step} with --ckpt_path {last}") == 1
+    said = train(tmp_path, config, "--ckpt_path", last).stdout
+    assert "step 45  val: PSNR_Y" in said  # validated after the last step, too, which is between validations
+    assert torch.load(tmp_path / last, weights_only=True)["global_step"] == 45
+
+
+def test_two_processes_train_a_discriminator_as_one_does(sgd, tmp_path):
+    """With the hinge game, whose losses are means over the samples."""
+    sgd["model"]["adversarial"] = {
+        "game": "hinge",
+        "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},
+        "discriminator": {"class_path": "sr.losses.UNetDiscriminator", "init_args": {"features": 4}},
+    }
+    train(tmp_path, sgd, "--name", "one")
+    sgd["trainer"] |= {"devices": 2, "strategy": "ddp"}
+    train(tmp_path, sgd, "--name", "two")
+    one, two = (outcome(tmp_path / "runs" / name / "001") for name in ("one", "two"))
+    assert one[0].keys() == two[0].keys()
+    for key in one[0]:
+        torch.testing.assert_close(two[0][key], one[0][key], atol=1e-5, rtol=1e-4)
+    assert two[1] == pytest.approx(one[1], rel=1e-4)
+    exported = sr.load(tmp_path / "runs" / "two" / "001" / "last.safetensors").state_dict()
+    for key, value in exported.items():
+        assert torch.equal(value, two[0][f"ema.{key}"]), key

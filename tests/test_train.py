@@ -43,6 +43,21 @@ def test_a_run_leaves_everything_it_promises(config, start, capsys):
     assert best(x).shape == checkpoint(x).shape == (1, 3, 10, 12)
 
 
+def test_the_weights_say_what_they_are_and_cost(config, start):
+    path = start(config).run_dir / "best.safetensors"
+    said, network = read_info(path), sr.load(path)
+    info = said["info"]
+    assert (said["arch"], said["hparams"]["scale"], said["range"]) == (network.arch, 2, "[0, 1]")
+    assert set(info) == {*("step", "averaged", "protocol", "validation", "bicubic", "data", "recipe", "efficiency")}
+    assert info["averaged"] is True and info["step"] in (2, 4)
+    assert info["data"][0]["pictures"] > 0 and len(info["data"][0]["sha256"]) == 64
+    assert yaml.safe_load(info["recipe"])["model"]["network"]["init_args"]["scale"] == 2
+    cost = info["efficiency"]
+    assert cost["parameters"] == sum(p.numel() for p in network.parameters())
+    assert cost["output"] == [1280, 720] and cost["flops"] == 2 * cost["macs"] > 2 * 640 * 360 * cost["parameters"] / 2
+    assert "latency" not in cost
+
+
 def test_number_of_steps_counts_optimiser_steps(config, start):
     cli = start(config, "--trainer.accumulate_grad_batches", "3")
     assert cli.trainer.global_step == 4
@@ -201,11 +216,11 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         last = tmp_path / "runs/tiny/001/checkpoints/last.ckpt"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not last.is_file() and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "stopped at step" in out
     assert "--ckpt_path runs/tiny/001/checkpoints/last.ckpt" in out

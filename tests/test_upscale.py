@@ -1,94 +1,31 @@
 """The command that people judge the project by: scripts/upscale.py and the batch behind it."""
 
 import contextlib
-import errno
-import io
 import json
 import os
 import pty
-import runpy
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import test_pictures
 import torch
 import torture
+from independent_readers import check_metadata, frames_of, in_unit
 from PIL import Image
+from upscaling import Command, Nearest, files, pixels_of, save, twice
 
 import sr
 import sr.batch.run
 from sr.batch import Batch
 from sr.batch.inputs import Job
 from sr.batch.reports import Report
-from sr.errors import SRError, run_script
-from sr.image import atomic
-from sr.network import SRNetwork
-
-ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "scripts" / "upscale.py"
-
-
-class Nearest(SRNetwork):
-    """Repeats each pixel, so that every value of a result is known."""
-
-    receptive_field = 0
-
-    def __init__(self, *, scale: int = 2, in_channels: int = 3) -> None:
-        super().__init__(scale=scale, in_channels=in_channels)
-
-    def upscale(self, lq):
-        return lq.repeat_interleave(self.scale, -2).repeat_interleave(self.scale, -1)
-
-
-class Result(SimpleNamespace):
-    status: int
-    out: str
-    err: str
 
 
 @pytest.fixture
 def upscale(tmp_path, monkeypatch, capsys):
-    """Runs the command in this process, in a fresh folder, with a network that repeats pixels."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sr, "load", lambda name: Nearest())
-    script = runpy.run_path(str(SCRIPT))
-
-    def run(*args: object) -> Result:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            run_script(lambda: script["main"](script["parse"]([str(a) for a in args])))
-        captured = capsys.readouterr()
-        return Result(status=end.value.code, out=captured.out, err=captured.err)
-
-    return run
-
-
-def save(name: str, size: tuple[int, int] = (7, 5), mode: str = "RGB") -> np.ndarray:
-    """A picture of noise, written as ``name``; gives its pixels."""
-    channels = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}[mode]
-    shape = (size[1], size[0], channels) if channels > 1 else (size[1], size[0])
-    pixels = np.random.default_rng(sum(os.fsencode(name))).integers(0, 256, shape, dtype=np.uint8)
-    Path(name).parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(name)
-    return pixels
-
-
-def pixels_of(path: str | Path) -> np.ndarray:
-    with Image.open(path) as image:
-        return np.asarray(image)
-
-
-def twice(pixels: np.ndarray) -> np.ndarray:
-    return pixels.repeat(2, 0).repeat(2, 1)
-
-
-def files(root: str | Path = ".") -> list[str]:
-    """Every file under a folder, hidden ones too."""
-    return sorted(p.relative_to(root).as_posix() for p in Path(root).rglob("*") if p.is_file())
+    return Command(tmp_path, monkeypatch, capsys)
 
 
 def test_a_picture_comes_out_beside_its_input(upscale):
@@ -122,35 +59,6 @@ def test_any_size_of_output(upscale, args, name, size):
     assert upscale("a.png", *args).status == 0
     with Image.open(name) as image:
         assert image.size == size
-
-
-def test_a_folder_with_a_bad_file(upscale):
-    good = {name: save(f"in/{name}") for name in ("a.png", "c.png", "sub/d.png")}
-    Path("in/b.png").write_text("hello")
-    Path("in/b2.png").write_bytes(Path("in/c.png").read_bytes()[:60])
-    result = upscale("in", "-o", "out", "-r", "--json", "--manifest", "log.jsonl")
-    assert result.status == 1
-    lines = result.err.splitlines()
-    assert len(lines) == 3
-    assert lines[0].startswith("failed: in/b.png: in/b.png is not a picture")
-    assert lines[1].startswith("failed: in/b2.png: in/b2.png is damaged or incomplete")
-    assert lines[2].startswith("3 done, 2 failed in ") and lines[2].endswith("megapixels/s out")
-    assert files("out") == ["a.png", "c.png", "sub/d.png"]
-    for name, pixels in good.items():
-        assert np.array_equal(pixels_of(f"out/{name}"), twice(pixels))
-    records = [json.loads(line) for line in result.out.splitlines()]
-    assert [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()] == records
-    by_input = {record["input"]: record for record in records}
-    done = by_input["in/sub/d.png"]
-    assert (done["status"], done["output"], done["input_size"], done["output_size"], done["model"]) == (
-        "done",
-        "out/sub/d.png",
-        [7, 5],
-        [14, 10],
-        "sparsesr_t_x2.quickstart",
-    )
-    assert done["seconds"] >= 0 and done["finished"][:2] == "20"
-    assert by_input["in/b.png"]["status"] == "failed" and "not a picture" in by_input["in/b.png"]["error"]
 
 
 def test_results_are_replaced_or_kept_and_the_manifest_grows(upscale):
@@ -205,99 +113,6 @@ def test_a_moving_gif_stays_one(upscale):
     assert seen == [(40, 0), (90, 80), (200, 255)]
 
 
-@pytest.mark.parametrize("ext", ["jpg", "webp"])
-def test_what_the_format_cannot_hold_fails_before_it_is_computed(upscale, monkeypatch, ext):
-    save("in/long.png", (40_000, 1))
-    save("in/short.png")
-    monkeypatch.setattr(Nearest, "upscale", lambda self, lq: pytest.fail("computed") if lq.shape[-1] > 99 else lq)
-    monkeypatch.setattr(Nearest, "__init__", lambda self: SRNetwork.__init__(self, scale=1))
-    result = upscale("in", "-o", "out", "--ext", ext, "-s", "1" if ext == "webp" else "2")
-    assert result.status == 1
-    assert "failed: in/long.png" in result.err and ("65,5" in result.err or "16,383" in result.err)
-    assert files("out") == [f"short.{ext}"]
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["a.png", "-s", "0"], "0"),
-        (["a.png", "-s", "-1"], "-1"),
-        (["a.png", "-s", "1000", "-m", "x"], "1000"),
-        (["a.png", "-s", "nan", "-m", "x"], "nan"),
-        (["a.png", "-s", "7"], "no installed weights enlarge 7 times"),
-        (["a.png", "--size", "0x5"], "size"),
-        (["a.png", "--size", "4x4", "-s", "2"], "leave one out"),
-        (["a.png", "--quality", "101"], "--quality lies in 1 to 100"),
-        (["a.png", "--ext", "xyz"], "'xyz'"),
-        (["a.png", "-t", "-3"], "at least 1 pixel"),
-        (["a.png", "--device", "abacus"], "abacus"),
-        (["a.png", "--dtype", "fp16", "--device", "cpu"], "float16 needs a GPU"),
-        (["a.png", "--sparsity", "0.5"], "no sparsity"),
-        (["a.png", "-o", "a.png"], "is the input as well"),
-        (["a.png", "-o", "file/x"], "is a file, not a folder"),
-        (["a.png", "-o", "out.xyz"], "suffix '.xyz'"),
-        (["a.png", "--skip-existing", "--overwrite"], "leave one out"),
-        (["a.png", "--shard", "3/2"], "--shard"),
-        (["a.png", "--manifest", "gone/log.jsonl"], "cannot write the manifest gone/log.jsonl"),
-        (["a.png", "-o", "-", "--json"], "--json"),
-        (["gone.png"], "gone.png does not exist"),
-    ],
-)
-def test_mistakes_in_the_command_take_one_line_and_leave_nothing(upscale, args, message):
-    save("a.png")
-    Path("file").write_text("")
-    result = upscale(*args)
-    assert result.status == 2 and result.out == ""
-    assert result.err.startswith("error: ") and message in result.err and result.err.count("\n") == 1
-    assert files() == ["a.png", "file"]
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["-m", "gone.safetensors"], "no weights file at gone.safetensors"),
-        (["-m", "sparsesr_t_x9"], "'sparsesr_t_x9' is neither a file nor the name of known weights"),
-        (["-m", "grey.safetensors"], "for RGB, not one of 1 channels"),
-    ],
-)
-def test_models_that_do_not_do(upscale, monkeypatch, args, message):
-    save("a.png")
-    monkeypatch.setattr(sr, "load", sr.checkpoint.load)
-    if "grey" in args[1]:
-        monkeypatch.setattr(sr, "load", lambda name: Nearest(in_channels=1))
-    result = upscale("a.png", *args)
-    assert result.status == 2 and message in result.err and result.err.count("\n") == 1
-    assert files() == ["a.png"]
-
-
-def test_a_full_disk_ends_the_batch(upscale, monkeypatch):
-    for i in range(30):
-        save(f"in/{i:02d}.png")
-
-    def full(picture, target, *args):
-        if Path(target).name != "00.png":
-            raise SRError(f"cannot write {target}") from OSError(errno.ENOSPC, "No space left on device")
-        target.write_bytes(b"")
-
-    monkeypatch.setattr(sr.batch.run, "write_picture", full)
-    result = upscale("in", "-o", "out")
-    assert result.status == 1
-    assert "failed: in/01.png: cannot write out/01.png" in result.err
-    assert "not begun, since the disk is full" in result.err.splitlines()[-1]
-    assert files("out") == ["00.png"]
-
-
-def test_a_bug_in_one_picture_does_not_end_the_batch(upscale, monkeypatch):
-    for name in ("a", "b", "c"):
-        save(f"in/{name}.png", (3, 3) if name == "b" else (7, 5))
-    plain = Nearest.upscale
-    monkeypatch.setattr(Nearest, "upscale", lambda self, lq: plain(self, lq / (lq.shape[-1] != 3 or 0 // 0)))
-    result = upscale("in", "-o", "out")
-    assert result.status == 1
-    assert "failed: in/b.png: ZeroDivisionError: " in result.err
-    assert files("out") == ["a.png", "c.png"]
-
-
 def test_memory_is_bounded(tmp_path, monkeypatch):
     """Pictures in memory, from the moment they are read until they are written, stay within the budget."""
     monkeypatch.chdir(tmp_path)
@@ -339,23 +154,6 @@ def test_rows_give_what_the_whole_picture_gives(upscale, monkeypatch, mode, ext)
     assert result.status == 0, result.err
     assert np.array_equal(pixels_of(f"rows/a.{ext}"), pixels_of(f"whole/a.{ext}"))
     assert files("rows") == [f"a.{ext}"]
-
-
-def test_a_large_picture_that_is_cut_short_leaves_nothing(upscale, monkeypatch):
-    save("in/a.png", (150, 300))
-    save("in/b.png")
-    whole = Path("in/a.png").read_bytes()
-    Path("in/a.png").write_bytes(whole[: len(whole) // 2])
-    monkeypatch.setattr(sr.batch.run, "needs_rows", lambda info, width, height: width > 200)
-    result = upscale("in", "-o", "out")
-    assert result.status == 1 and "failed: in/a.png" in result.err
-    assert files("out") == ["b.png"]
-
-
-def test_a_broken_picture_in_a_pipe(upscale, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))
-    result = upscale("-")
-    assert (result.status, result.out) == (1, "") and "failed: -: " in result.err and "not a picture" in result.err
 
 
 def test_bars_on_a_terminal(upscale, monkeypatch):
@@ -411,15 +209,15 @@ def test_every_kind_of_picture(upscale, tmp_path):
     for case in cases:
         assert outputs[case.name].suffix == (".png" if case.name in lossy else case.suffix)
         data = outputs[case.name].read_bytes()
-        frames = test_pictures.frames_of(data, case)
+        frames = frames_of(data, case)
         assert len(frames) == case.frames, case.name
         assert frames[0].shape == (2 * case.height, 2 * case.width, case.channels), case.name
         assert frames[0].dtype.newbyteorder("=") == case.dtype, case.name
-        first = test_pictures.in_unit(frames[0], case)
+        first = in_unit(frames[0], case)
         if case.corners is not None:
             corners = first[[0, 0, -1, -1], [0, -1, 0, -1]]
             assert np.nanmax(np.abs(corners - case.corners)) <= case.tolerance, case.name
-        test_pictures.check_metadata(data, case)
+        check_metadata(data, case)
 
 
 def test_a_name_that_is_no_text(upscale):
@@ -432,17 +230,3 @@ def test_a_name_that_is_no_text(upscale):
     assert result.status == 0 and "\\udcff.png -> out/\\udcff.png" in result.out
     assert json.loads(Path("log.jsonl").read_text())["output"] == f"out/{name}"
     assert Path(f"out/{name}").is_file()
-
-
-def test_what_a_killed_run_left_is_removed(upscale):
-    save("in/a.png")
-    with pytest.raises(KeyboardInterrupt), atomic(Path("a.png")):
-        (left,) = Path().glob(".*.part")
-        kept = left.read_bytes()
-        raise KeyboardInterrupt
-    Path("out").mkdir()
-    (Path("out") / left.name).write_bytes(kept)
-    other = Path("out/.0123456789abcdef.01234567.part")  # of another process, on another picture
-    other.write_bytes(b"")
-    assert upscale("in", "-o", "out").status == 0
-    assert files("out") == [other.name, "a.png"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from test_upscale import SCRIPT, files, pixels_of
+from upscaling import SCRIPT, files, pixels_of
 
 import sr
 

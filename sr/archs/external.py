@@ -139,7 +139,9 @@ def recognise(state_dict: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[st
         found = entry.architecture.load(state)
     except Exception as e:  # it reads shapes and names without checking them, so anything may happen
         reason = " ".join(str(e).split())[:300] or type(e).__name__
-        raise SRError(f"spandrel takes it for a network of the architecture {guess}, but cannot load it ({reason})") from e
+        raise SRError(
+            f"spandrel takes it for a network of the architecture {guess}, but cannot load it ({reason})"
+        ) from e
     arch, model = found.architecture.id, found.model
     channels = (found.input_channels, found.output_channels)
     sizes = found.size_requirements

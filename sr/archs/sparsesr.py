@@ -82,7 +82,8 @@ def similar_windows(descriptor: Tensor, topk: int, radius: int) -> Choice:
     reach = 2 * radius + 1
     own = torch.arange(height * width, device=descriptor.device).view(height, width)
     candidates = _neighbours(F.pad(own, (radius,) * 4, value=-1), reach, 0)  # (Hw, Ww, reach² - 1); -1: none there
-    descriptor = F.normalize(descriptor, dim=-1)
+    # Two windows may be almost as similar: in half precision every fifth window of a photograph would choose others.
+    descriptor = F.normalize(descriptor.to(torch.promote_types(descriptor.dtype, torch.float32)), dim=-1)
     around = _neighbours(F.pad(descriptor, (0, 0, *(radius,) * 4)), reach, 1)  # (N, Hw, Ww, C, reach² - 1)
     score = torch.einsum("nhwc,nhwcm->nhwm", descriptor, around)
     best, slot = score.masked_fill(candidates < 0, -2.0).topk(topk, dim=-1)

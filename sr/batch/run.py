@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sr.atomic import part_prefix
 from sr.batch.inputs import STREAM, Job
 from sr.errors import SRError
-from sr.image import part_prefix
 from sr.inference import Upscaler
 from sr.pictures import (
     Picture,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sr.errors import SRError
+from sr.inference.memory import give_back_memory
 from sr.network import SRNetwork
 from sr.rows import RowWindow
 
@@ -21,7 +22,8 @@ from sr.rows import RowWindow
 _DEFAULT_HALO = 32
 _SMALLEST = 16  # edge, in input pixels, below which a tile is not halved again when memory runs out
 
-_PIECE = 64  # rows of the result that are handed on at a time: what is done to them needs memory as well
+# Of the result that are handed on at a time, at most: what is done to them needs memory as well.
+_PIECE_ROWS, _PIECE_BYTES = 64, 1 << 24
 
 Run = Callable[[Tensor], Tensor]
 
@@ -146,8 +148,13 @@ def upscale_rows(
             out[..., : shared.shape[-2], :] += shared
         finished = ((below.start if below else y.stop) - y.start) * scale
         shared = out[..., finished:, :].clone() if finished < out.shape[-2] else None
-        yield from out[..., :finished, :].split(_PIECE, -2)
-        del out  # before the next one is made
+        row_bytes = out[..., :1, :].numel() * out.element_size()
+        pieces = out[..., :finished, :].split(max(1, min(_PIECE_ROWS, _PIECE_BYTES // row_bytes)), -2)
+        # Copies: whoever takes them holds the last one while the next row of tiles, which needs the memory, is made.
+        yield from map(torch.clone, pieces)
+        del out, pieces
+        if below is not None:
+            give_back_memory()
 
 
 def _row_of_tiles(

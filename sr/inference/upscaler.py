@@ -35,8 +35,8 @@ from sr.rows import RowWindow
 
 LARGEST_FACTOR = 64
 _PART = 256  # rows of the input that are taken at a time
-_TILE_BYTES = 1 << 30  # the most that one tile takes on a CPU; larger ones are not faster
-_STRIP_BYTES = 1 << 29  # the most that the finished part of a row of tiles takes
+_CPU_BYTES = 3 << 29  # the most that a tile and the finished part of its row of tiles take on a CPU together
+_STRIP_BYTES = 1 << 29  # the most that the latter takes, on any device
 _LOCK = threading.Lock()  # of what upscalers measure once; not a member, so that an upscaler can be copied
 
 Picture = TypeVar("Picture", Image.Image, np.ndarray, Tensor)
@@ -356,11 +356,14 @@ class Upscaler:
     def _tile(self, height: int, width: int) -> tuple[int | None, int | None]:
         """Height and width of a tile that memory has room for; ``None``: all of it."""
         available = available_memory(self.device) / 2
-        pixels = (min(available, _TILE_BYTES) if self.device.type == "cpu" else available) / self._cost()
+        most = _CPU_BYTES if self.device.type == "cpu" else math.inf
         strip = 3 * 4 * self.scale**2 * width  # bytes for each row of tiles, in float32
+        pixels = min(available, most) / self._cost()
         if height * width <= pixels and strip * height <= _STRIP_BYTES:
             return None, None
-        return fitting_tile(pixels, _STRIP_BYTES // strip, self._margin())
+        rows = _STRIP_BYTES // strip
+        tile_height, _ = fitting_tile(pixels, rows, self._margin())
+        return fitting_tile(min(available, most - strip * tile_height) / self._cost(), rows, self._margin())
 
 
 def _check_factor(outscale: float | None, size: tuple[int, int] | None) -> None:

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, features
 
+from sr.atomic import atomic
 from sr.errors import SRError
-from sr.image import atomic
 from sr.pictures import encoders
 from sr.pictures.gif import gif_frames
 from sr.pictures.header import Info
@@ -52,8 +52,7 @@ _ROWS: dict[str, Callable[..., encoders.RowEncoder]] = {
     "PPM": encoders.PpmRows,
     "JPEG": encoders.JpegRows,
 }
-# Of zlib, in Pillow's hands: a quarter of the time of its default, 6, for files 16 % larger for photographs and smaller
-# for drawings. A small network takes no more than four times as long as the default to compute what is written.
+# Of zlib, in Pillow's hands, whose default is 6: encoding must not take long beside a small network.
 _PNG_LEVEL = 2
 _MANY_PIXELS = 64_000_000  # of a result; the whole way needs some 20 bytes for each
 

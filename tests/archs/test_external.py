@@ -136,7 +136,10 @@ def test_incomplete_and_foreign_weights_are_refused_in_one_line(tmp_path):
         ({k: v for k, v in state.items() if k != last}, f"architecture SPAN, but cannot load it .*{last}"),
         (state | {"more": torch.zeros(2)}, "architecture SPAN, but cannot load it .*more"),
         (state | {last: torch.zeros(2)}, f"architecture SPAN, but cannot load it .*{last}"),
-        ({"body.0.weight": torch.zeros(8), "body.1.weight": torch.zeros(8)}, "architecture Compact, but cannot load it"),
+        (
+            {"body.0.weight": torch.zeros(8), "body.1.weight": torch.zeros(8)},
+            "architecture Compact, but cannot load it",
+        ),
     ):
         torch.save(change, tmp_path / "net.pth")
         with pytest.raises(sr.SRError, match=rf"net\.pth: .*{message}") as caught:
