@@ -19,7 +19,10 @@ from sr.errors import SRError, run_script
 from sr.profiling import Job, alternate, extra_memory
 
 # Other people's networks as their papers have them.
-PEERS: dict[str, dict[str, Any]] = {"SAFMN": {"dim": 36, "n_blocks": 8}}
+PEERS: dict[str, dict[str, Any]] = {
+    "SAFMN": {"dim": 36, "n_blocks": 8},
+    "SPAN": {"num_in_ch": 3, "num_out_ch": 3, "feature_channels": 48},
+}
 
 
 class DenseAttention(SparseAttention):

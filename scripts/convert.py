@@ -3,14 +3,17 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import torch
 import yaml
 
 import sr
 from sr import checkpoint
 from sr.errors import SRError, run_script
+from sr.onnx_network import OnnxNetwork
+from sr.weights import PretrainedWeights, find_weights
 
 SUFFIXES = {"onnx": ".onnx", "pth": ".pth", "safetensors": ".safetensors", "pt2": ".pt2", "card": ".md"}
 
@@ -23,7 +26,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def export(args: argparse.Namespace) -> None:
-    """Write weights for other tools; each file is read back and compared with the network first."""
+    """Write weights for other tools; graphs and .pth are read back and compared with the network first."""
     from sr import export as to  # here: the other commands need neither this nor what it imports
 
     if args.to != "onnx" and (args.fp16 or args.opset is not None):
@@ -31,7 +34,7 @@ def export(args: argparse.Namespace) -> None:
     output = args.output or default_output(args.file, args.to, args.fp16)
     to.check_path(output, SUFFIXES[args.to], inputs=[args.file])
     network = sr.load(args.file)
-    if type(network).__name__ == "OnnxNetwork":
+    if isinstance(network, OnnxNetwork):
         raise SRError(f"{args.file} is an ONNX file; there is no network in it that could be written as something else")
     record, metadata = describe(args.file)
     info = metadata.get("info", {})
@@ -75,10 +78,8 @@ def trained(source: str) -> sr.SRNetwork | None:
         return None
 
 
-def describe(source: str):  # type: ignore[no-untyped-def]
+def describe(source: str) -> tuple[PretrainedWeights | None, dict[str, Any]]:
     """The record of weights that are known by name, and what a file says of itself, as far as there are such."""
-    from sr.weights import find_weights
-
     record = None if Path(source).is_file() else find_weights(source)
     try:
         return record, checkpoint.read_info(source)
@@ -101,7 +102,7 @@ def main() -> int | None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(run):  # type: ignore[no-untyped-def]
+    def add(run: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
         command = commands.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         command.set_defaults(run=run)
         return command
@@ -118,8 +119,8 @@ def main() -> int | None:
     command = add(config)
     command.add_argument("file", type=Path, help="the YAML (or TOML) file")
     args = parser.parse_args()
-    torch.set_num_threads(min(torch.get_num_threads(), 2))
-    return args.run(args)
+    status: int | None = args.run(args)
+    return status
 
 
 if __name__ == "__main__":

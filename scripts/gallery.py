@@ -1,6 +1,6 @@
 """Example pictures with bicubic beside a network: ``python scripts/gallery.py -m sparsesr_s_x2.photos --output out``.
 
-Writes a strip LR | bicubic | network | HR of a photograph, with the PSNR under each, and sheets of four kinds of
+Writes a strip LR | bicubic | network | HR of each photograph, with the PSNR under each, and sheets of four kinds of
 pictures that nobody has a larger version of: a photograph as it is, a drawing, a screenshot and a scan. The last three
 are made here.
 """
@@ -80,9 +80,9 @@ def scan() -> Image.Image:
     return Image.fromarray((small + grain).clip(0, 255).astype(np.uint8))
 
 
-def sheet(picture: Image.Image, network: sr.SRNetwork) -> Image.Image:
+def sheet(picture: Image.Image, upscaler: sr.Upscaler) -> Image.Image:
     """Bicubic above the network's result."""
-    large = sr.Upscaler(network)(picture)
+    large = upscaler(picture)
     bicubic = picture.resize(large.size, Image.Resampling.BICUBIC)
     both = Image.new("RGB", (large.width, 2 * large.height + 6), "white")
     both.paste(bicubic, (0, 0))
@@ -95,22 +95,25 @@ def main() -> None:
     parser.add_argument("-m", "--model", required=True, help="weights, or their name")
     parser.add_argument("--output", type=Path, required=True, help="folder for the pictures")
     parser.add_argument("--photographs", type=Path, default=Path("datasets/sample/val"))
-    parser.add_argument("--photograph", default="friends", help="whose strip and sheet are made (default: friends)")
+    parser.add_argument("--photograph", default="friends", help="whose sheet is made (default: friends)")
     parser.add_argument("--crop", type=int, nargs=4, default=(0, 0, *_SIZE), metavar=("X", "Y", "W", "H"))
     args = parser.parse_args()
 
-    args.output.mkdir(parents=True, exist_ok=True)
+    path = next(args.photographs.glob(f"{args.photograph}.*"), None)
+    if path is None:
+        raise sr.SRError(f"no picture {args.photograph} in {args.photographs}; name one with --photograph")
+    whole = open_image(path).convert("RGB")
+    upscaler = sr.Upscaler(sr.load(args.model))
     (model,) = open_models([args.model], None)
-    network = sr.load(args.model)
-    pictures = find_pictures(args.photographs, network.scale)
-    writer = PictureWriter(args.output / "strips", pictures.name, network.scale, tuple(args.crop))
+    args.output.mkdir(parents=True, exist_ok=True)
+    pictures = find_pictures(args.photographs, upscaler.scale)
+    writer = PictureWriter(args.output / "strips", pictures.name, upscaler.scale, tuple(args.crop))
     for result in evaluate([model], pictures, [PROTOCOLS["sisr-y"]], on_picture=writer):
         print(result.name, *(f"{name} {s[0].psnr:.2f} dB" for name, s in result.scores.items()))
-    whole = open_image(next(args.photographs.glob(f"{args.photograph}.*"))).convert("RGB")
     x, y, w, h = args.crop
     kinds = {"photograph": whole.crop((x, y, x + w, y + h)), "drawing": drawing(), "screenshot": screenshot()}
     for name, picture in (kinds | {"scan": scan()}).items():
-        save_image(sheet(picture, network), args.output / f"{name}.png")
+        save_image(sheet(picture, upscaler), args.output / f"{name}.png")
         print(args.output / f"{name}.png")
 
 

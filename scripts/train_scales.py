@@ -7,7 +7,6 @@ command goes on where it was stopped. Options that this script does not know are
 """
 
 import argparse
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 import sr
+from sr.atomic import atomic
 from sr.cli import SRCLI, set_up_logging
 from sr.errors import run_script
 
@@ -49,7 +49,7 @@ def measure(options: list[str], steps: int) -> float:
 
 
 def train(options: list[str], minutes: float, steps: int, runs: Path, name: str) -> Path:
-    """Train for about ``minutes``, or finish the run begun before; returns the best weights."""
+    """Train for about ``minutes``, or finish the run begun before; returns the file of the weights."""
     begun = sorted(runs.glob(f"{name}/*/checkpoints/last.ckpt"))
     if begun:
         run = begun[-1].parent.parent
@@ -60,7 +60,7 @@ def train(options: list[str], minutes: float, steps: int, runs: Path, name: str)
         length = ["--trainer.max_steps", str(count), "--trainer.val_check_interval", every]
         cli = SRCLI([*options, *length, "--runs", str(runs), "--name", name])
     cli.train()
-    return cli.run_dir / "best.safetensors"
+    return cli.weights.path
 
 
 def main() -> None:
@@ -71,6 +71,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("weights"), help="folder for runs and weights")
     parser.add_argument("--probe", type=int, default=200, help="steps timed to choose their number (default: 200)")
     args, more = parser.parse_known_args()
+    if args.minutes <= 0 or args.probe < 1:
+        raise sr.SRError("--minutes is larger than 0, and --probe at least 1")
     try:
         config = yaml.safe_load(args.config.read_text())
         first, gt_size = config["model"]["network"]["init_args"]["scale"], config["data"]["gt_size"]
@@ -86,11 +88,10 @@ def main() -> None:
             options = ["--config", str(args.config), "--model.network.init_args.scale", str(scale)]
             options += ["--data.gt_size", str(gt_size // first * scale), *more]
             options += ["--model.weights", str(start)] if start else []
-            best = train(options, share * args.minutes, args.probe, args.output / "runs", f"x{scale}")
+            best = train(options, share * args.minutes, args.probe, args.output / "runs", target.stem)
             args.output.mkdir(parents=True, exist_ok=True)
-            part = target.with_suffix(".part")
-            shutil.copyfile(best, part)
-            part.replace(target)
+            with atomic(target) as file:
+                file.write(best.read_bytes())
         print(f"x{scale}: {target}", flush=True)
         start = start or target
 

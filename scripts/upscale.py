@@ -43,7 +43,7 @@ def tile(text: str) -> int | str | None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         usage="upscale.py INPUT... [-o OUTPUT] [-m MODEL] [-s SCALE] [options]",
-        description="Enlarge pictures with a super-resolution network; nothing that belongs to them is lost.",
+        description="Enlarge pictures with a super-resolution network; what belongs to them is kept.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

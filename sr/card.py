@@ -41,6 +41,8 @@ def model_card(
     info = metadata.get("info")
     info = info if isinstance(info, dict) else {}
     said = {key: info.get(key) or (getattr(record, key) if record else None) for key in ("recipe", "data", "licence")}
+    recipe = said["recipe"]
+    config = [f"```yaml\n{recipe.strip()}\n```"] if isinstance(recipe, str) and "\n" in recipe.strip() else []
     arch = f"{network.hparams['arch']} (through spandrel)" if isinstance(network, SpandrelNetwork) else network.arch
     sections = [
         f"# {record.name if record else source}",
@@ -55,7 +57,8 @@ def model_card(
         "Parameters, multiplications and activations are counted for an output of 1280 x 720, as papers do.",
         to_markdown({record.name if record else network.arch: efficiency}),
         "## Training",
-        _table({"recipe": said["recipe"], "steps": info.get("step"), "data": said["data"]}),
+        _table({"recipe": "see below" if config else recipe, "steps": info.get("step"), "data": said["data"]}),
+        *config,
         "## How good it is",
         _scores(info, record),
         "## Limits",

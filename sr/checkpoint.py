@@ -9,7 +9,6 @@ so that :func:`load` needs nothing else, and have a digest of the whole. Other f
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from safetensors.torch import save as to_bytes
 
 import sr
 import sr.archs  # registers every architecture
+from sr.atomic import atomic
 from sr.errors import SRError
 from sr.network import SRNetwork
 from sr.onnx_network import OnnxNetwork
@@ -59,14 +59,8 @@ def save(network: SRNetwork, path: str | Path, info: Mapping[str, Any] | None = 
     tensors = {k: v.detach().cpu().contiguous() for k, v in network.state_dict().items()}
     metadata = describe(network) | {"info": json.dumps(dict(info or {}))}
     metadata["digest"] = digest(metadata, tensors)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(to_bytes(tensors, metadata))  # save_file would leave a file that only its owner may read
-        part.replace(path)
-    except OSError as e:
-        raise SRError(f"cannot write {path} ({e}); check the folder, its permissions and free space") from e
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic(path) as file:
+        file.write(to_bytes(tensors, metadata))  # save_file would leave a file that only its owner may read
 
 
 def load(source: str | Path, device: str | torch.device = "cpu", which: str | None = None) -> SRNetwork:

@@ -1,6 +1,6 @@
 """Weights for other tools: ONNX, ``torch.export``, and ``.pth`` as BasicSR writes it.
 
-Every file is read back and compared with the network before it gets its name, so that what is there works.
+Each of them is read back and compared with the network before it gets its name, so that what is there works.
 """
 
 from __future__ import annotations

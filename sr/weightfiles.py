@@ -11,6 +11,7 @@ import json
 import mmap
 import pickletools
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -222,6 +223,8 @@ def _check_zip(path: Path) -> None:
             raise SRError(
                 f"{path}: refused, since it is compressed or claims more than it holds, unlike PyTorch's files"
             )
+        if not _ends_once(path):
+            raise SRError(f"{path}: refused, since it can be read in two ways: its entries are not where its end says")
         if len(set(names)) < len(names):
             raise SRError(f"{path}: refused, since it holds several entries of one name")
         if any(name.endswith("/constants.pkl") for name in names):
@@ -232,6 +235,25 @@ def _check_zip(path: Path) -> None:
         if (bad := archive.testzip()) is not None:
             raise SRError(f"{path}: damaged ({bad} differs from its checksum); get the file again")
         _check_pickles(BytesIO(archive.read(pickles[0])), path, 1)
+
+
+def _ends_once(path: Path) -> bool:
+    """Whether the table of an archive's entries ends where its end records begin.
+
+    Python looks for it there, PyTorch where these records say: of two tables, each would read another.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 98))
+        records = file.read()
+    if records[-22:-18] != b"PK\5\6":
+        return False
+    if records[-42:-38] != b"PK\6\7":
+        length, start = struct.unpack("<II", records[-10:-2])
+        return start + length == size - 22
+    (wide,) = struct.unpack("<Q", records[-34:-26])  # where the record of 64-bit numbers is, which PyTorch writes
+    length, start = struct.unpack("<QQ", records[40:56])
+    return records[:4] == b"PK\6\6" and start + length == wide == size - 98
 
 
 def _check_legacy(path: Path) -> None:

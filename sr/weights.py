@@ -120,7 +120,7 @@ def _photos(scale: int, sha256: str, size: int, metrics: Scores) -> PretrainedWe
         size=size,
         licence="Apache-2.0",
         recipe="configs/sparsesr_s_photos.yaml",
-        data="383 openly licensed photographs (sr/pretrained/README.md)",
+        data="383 openly licensed photographs; their sources are in the file's metadata",
         metrics=metrics,
     )
 
@@ -135,7 +135,18 @@ _PAN = "zhaohengyuan1/PAN@a20974545cf011c386d728739d091c39e23d0686/experiments/p
 PRETRAINED: dict[str, PretrainedWeights] = {
     record.name: record
     for record in (
-        _photos(2, "7b081e8d2860324babe37a16c579a8b1f85a7ea92ac9c62f32c130944fc50cf1", 1487968, _scores(37.578, 0.9593, 33.208, 0.9143, 31.879, 0.8962)),
+        _photos(
+            2,
+            "7b081e8d2860324babe37a16c579a8b1f85a7ea92ac9c62f32c130944fc50cf1",
+            1487968,
+            _scores(37.578, 0.9593, 33.208, 0.9143, 31.879, 0.8962),
+        ),
+        _photos(
+            4,
+            "b133ac62edbbef4897190d599f96bf4a540131418714cf8b0f27c38ebc102e9d",
+            1550336,
+            _scores(31.602, 0.8875, 28.279, 0.7738, 27.347, 0.7283),
+        ),
         PretrainedWeights(
             name="sparsesr_t_x2.quickstart",
             arch="SparseSR",

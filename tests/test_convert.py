@@ -25,10 +25,8 @@ def convert(tmp_path, monkeypatch, capsys):
 
     def run(*args):
         monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, args)])
-        threads = torch.get_num_threads()
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(ROOT / "scripts" / "convert.py"), run_name="__main__")
-        torch.set_num_threads(threads)
         return ended.value.code, *capsys.readouterr()
 
     return run
@@ -143,6 +141,14 @@ def test_a_card_holds_what_the_file_says():
     assert "| licence of the weights | MIT |" in text and "a\\|b.yaml" in text
     assert f"{sum(p.numel() for p in network.parameters()) / 1000:.1f} K" in text
     assert "| data | not stated |" in text
+
+
+def test_a_card_shows_a_config_as_it_is():
+    network = SpandrelNetwork(scale=2, arch="Compact", args={"num_feat": 8, "num_conv": 2})
+    recipe = "trainer:\n  max_steps: 9\n"
+    cost = card(network, size=(64, 48), measure_time=False)
+    text = model_card("a.safetensors", network, cost, {"info": {"recipe": recipe}})
+    assert f"```yaml\n{recipe}```" in text and "| recipe | see below |" in text
 
 
 def test_a_card_of_weights_that_say_nothing():

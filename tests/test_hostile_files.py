@@ -81,6 +81,7 @@ def hostile(folder, canary):
     archive(folder / "bomb.pth", entries | {"archive/data/0": bytes(1 << 28)}, zipfile.ZIP_DEFLATED)
     archive(folder / "no_pickle.pth", {"archive/data/0": b"x"})
     archive(folder / "script.pt", entries | {"archive/constants.pkl": b"x", "archive/code/a.py": b"x"})
+    (folder / "prefixed.pth").write_bytes(b"PK\3\4" + bytes(60) + good.getvalue())
     large = bytearray(good.getvalue())
     at = large.find(b"PK\x01\x02")
     large[at + 20 : at + 28] = struct.pack("<II", 1 << 30, 1 << 30)  # compressed and real size of the first entry
@@ -167,6 +168,7 @@ def test_two_hundred_files(tmp_path):
     assert "Popen" in said["popen_zip.pth"]
     assert "compressed" in said["bomb.pth"]
     assert "TorchScript" in said["script.pt"]
+    assert "two ways" in said["prefixed.pth"]
     assert "claim more than the file holds" in said["expanded.pth"]
     assert "complex tensor" in said["complex.pth"]
     assert "_rebuild_sparse_tensor" in said["sparse.pth"]

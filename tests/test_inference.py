@@ -140,11 +140,13 @@ def test_sixteen_bits_survive(upscaler):
     assert np.array_equal(np.asarray(upscaler(Image.fromarray(array))), enlarged(array))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float32, torch.bfloat16])
 def test_tensors_come_back_as_they_went_in(upscaler, dtype):
     x = torch.rand(3, 4, 5)
-    x = (x * 255).to(dtype) if dtype == torch.uint8 else x.to(dtype)
-    assert torch.equal(upscaler(x), x.repeat_interleave(2, -2).repeat_interleave(2, -1))
+    x = x.to(dtype) if dtype.is_floating_point else (x * torch.iinfo(dtype).max).to(dtype)
+    out = upscaler(x)
+    assert out.dtype == dtype
+    assert torch.equal(out.double(), x.double().repeat_interleave(2, -2).repeat_interleave(2, -1))
     assert upscaler(x[None]).shape == (1, 3, 8, 10)
 
 

@@ -14,7 +14,8 @@ import torture
 from PIL import ExifTags, Image, PngImagePlugin, features
 from raw_files import bytes_of, display_p3, png, png_chunk
 
-from sr.pictures import Picture, RowReader, left_out, read_picture, write_picture
+from sr.pictures import Picture, RowReader, ifd, left_out, read_picture, write_picture
+from sr.pictures.header import read_header
 
 
 def twice(picture: Picture) -> Picture:
@@ -79,6 +80,23 @@ def test_damaged_exif_harms_no_pixels(tmp_path: Path) -> None:
     write_picture(read_picture(tmp_path / "x.png"), tmp_path / "y.png", "PNG")
     with Image.open(tmp_path / "y.png") as image:
         assert image.getpixel((0, 0)) == (255, 0, 0) and "exif" not in image.info
+
+
+def test_what_unpacks_to_more_than_a_profile_can_be_is_left_out() -> None:
+    """Twice as much as is taken; a damaged profile goes the same way."""
+    bomb = zlib.compress(bytes(1 << 27), 9)
+    for packed in (bomb, zlib.compress(display_p3())[:-9]):
+        data = png(np.zeros((2, 2, 3), np.uint8), 8, png_chunk(b"iCCP", b"x\0\0" + packed))
+        assert read_header(data).metadata.icc is None
+
+
+def test_tags_that_all_claim_the_same_bytes_are_refused() -> None:
+    """Thirty values of 8 MB, of a file that has 8 MB."""
+    length = 1 << 23
+    entries = b"".join(struct.pack("<HHII", tag, 7, length, 0) for tag in range(1000, 1030))
+    block = b"II*\0\x08\0\0\0" + struct.pack("<H", 30) + entries + bytes(4)
+    with pytest.raises(ValueError, match="damaged tags"):
+        ifd.parse(block.ljust(length, b"\0"))
 
 
 def test_text_and_colour_chunks_stay_as_they_are(tmp_path: Path) -> None:

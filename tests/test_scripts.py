@@ -40,6 +40,27 @@ def test_upscale_needs_no_option(picture):
         assert image.size == (14, 18)
 
 
+def test_gallery_shows_bicubic_above_the_network(make_pictures, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import gallery
+
+    root = make_pictures("set", ["a.png", "b.png"])
+    monkeypatch.setattr(gallery, "_SIZE", (60, 45))
+    args = ("-m", "sparsesr_t_x2.quickstart", "--photographs", str(root), "--crop", "0", "0", "16", "12")
+    monkeypatch.setattr(sys, "argv", ["gallery.py", *args, "--photograph", "a", "--output", str(tmp_path / "out")])
+    gallery.main()
+    with Image.open(root / "a.png") as whole, Image.open(tmp_path / "out" / "photograph.png") as sheet:
+        bicubic = whole.crop((0, 0, 16, 12)).resize((32, 24), Image.Resampling.BICUBIC)
+        assert sheet.size == (32, 54)
+        assert np.array_equal(np.asarray(sheet)[:24], np.asarray(bicubic))
+    assert {p.stem for p in (tmp_path / "out").glob("*.png")} == {"photograph", "drawing", "screenshot", "scan"}
+    assert {p.stem for p in (tmp_path / "out").glob("strips/x2/strips/*/*.png")} == {"a", "b"}
+    monkeypatch.setattr(sys, "argv", ["gallery.py", *args, "--photograph", "gone", "--output", str(tmp_path / "none")])
+    with pytest.raises(sr.SRError, match="no picture gone"):
+        gallery.main()
+    assert not (tmp_path / "none").exists()
+
+
 def test_evaluate_prints_each_picture_and_the_mean(make_pictures, tmp_path):
     root = make_pictures("set", ["a.png", "b.png"])
     sr.save(sr.create_model("sparsesr_t", scale=2), tmp_path / "untrained.safetensors")

@@ -31,13 +31,19 @@ def test_each_scale_starts_from_the_first_and_a_finished_one_is_not_done_again(
     run(monkeypatch, *args)
     assert capsys.readouterr().out.splitlines() == [f"x{s}: weights/tiny_x{s}.safetensors" for s in (2, 3)]
     # a run that was stopped is continued
-    checkpoint = Path("weights/runs/x3/001/checkpoints/last.ckpt")
+    checkpoint = Path("weights/runs/tiny_x3/001/checkpoints/last.ckpt")
     before = checkpoint.stat().st_mtime_ns
     Path("weights/tiny_x3.safetensors").unlink()
     run(monkeypatch, *args)
     assert sr.load("weights/tiny_x3.safetensors").scale == 3
     assert checkpoint.stat().st_mtime_ns > before
-    assert not Path("weights/runs/x3/002").exists()
+    assert not Path("weights/runs/tiny_x3/002").exists()
+
+
+@pytest.mark.parametrize("args", [("--minutes", "0"), ("--minutes", "1", "--probe", "0")])
+def test_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]) -> None:
+    with pytest.raises(sr.SRError, match="larger than 0"):
+        run(monkeypatch, *args)
 
 
 def test_a_config_without_scale_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import sr.batch.run
 from sr.atomic import atomic
 from sr.errors import SRError
 from sr.network import SRNetwork
+from sr.weights import default_weights
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_a_folder_with_a_bad_file(upscale):
         "out/sub/d.png",
         [7, 5],
         [14, 10],
-        "sparsesr_t_x2.quickstart",
+        default_weights().name,
     )
     assert done["seconds"] >= 0 and done["finished"][:2] == "20"
     assert by_input["in/b.png"]["status"] == "failed" and "not a picture" in by_input["in/b.png"]["error"]

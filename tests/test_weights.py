@@ -131,6 +131,7 @@ def test_defaults_are_installed_ones_of_the_smallest_scale_that_is_enough():
         if scale is not None:
             assert record.scale == min((s for s in installed if s >= scale), default=installed[-1])
 
+
 def test_names():
     assert list_weights() == sorted(PRETRAINED)
     assert find_weights("imdn_x4").name == "imdn_x4.published"

@@ -14,6 +14,7 @@ import torch
 
 import sr
 from sr.batch import Batch, Job
+from sr.errors import SRError
 from sr.image import list_images, open_image, save_image, to_tensor
 from sr.weights import default_weights
 
@@ -50,7 +51,9 @@ def upscale(args: argparse.Namespace) -> None:
             last.cpu()  # waits for a GPU
             middle = time.perf_counter()
             with contextlib.closing(Batch(upscaler, model).run(jobs)) as records:
-                assert all(record.status == "done" for record in records)
+                failed = [record.error for record in records if record.status != "done"]
+            if failed:
+                raise SRError(f"{len(failed)} pictures failed; the first: {failed[0]}")
             if turn:
                 seconds["bare network"].append(middle - start)
                 seconds["files"].append(time.perf_counter() - middle)

@@ -91,9 +91,8 @@ class _Conversion:
         model["scheduler"] = self._scheduler(rate)
         if adversarial:
             adversarial["optimizer"], _ = self._optimizer(_section(train, "optim_d"))
-        model["ema_decay"] = _number(
-            train.pop("ema_decay", train.pop("ema", 0)), "ema_decay"
-        )  # BasicSR's default is none
+        average = next((train.pop(name) for name in ("ema_decay", "ema") if name in train), 0)  # BasicSR's default
+        model["ema_decay"] = _number(average, "ema_decay")
         if model["network"]["class_path"] != STAND_IN:
             model |= self._start()
         trainer = self._trainer()

@@ -168,7 +168,10 @@ def _expand(inputs: Sequence[str]) -> Iterator[Path]:
 
 def _unique(paths: Iterator[Path]) -> list[Path]:
     """Without repetitions of the same file."""
-    return list({_identity(path): path for path in reversed(list(paths))}.values())[::-1]
+    found: dict[object, Path] = {}
+    for path in paths:
+        found.setdefault(_identity(path) or path, path)  # a link to nothing is reported when its turn comes
+    return list(found.values())
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

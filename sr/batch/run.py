@@ -35,7 +35,8 @@ from sr.pictures import (
 Progress = Callable[[int, int], None]
 
 _AHEAD = 4  # pictures asked for before the network needs them
-# Pixels of results that may be at work at a time, from decoding to encoding; a larger picture is alone.
+# Pixels of pictures or of their results, whichever have more, that may be at work at a time, from decoding to encoding;
+# a larger picture is alone.
 _IN_FLIGHT = 64_000_000
 
 
@@ -160,7 +161,7 @@ class Batch:
         info = probe(source)
         size = self.upscaler.out_size(info.width, info.height)
         kind, _ = output_format(info, *size, self.stream_suffix if job.target is None else job.target.suffix)
-        pixels = size[0] * size[1] * info.frames
+        pixels = max(size[0] * size[1], info.width * info.height) * info.frames
         budget.take(pixels)
         try:
             # A texture that wraps needs its first and its last rows at a time.
@@ -193,7 +194,8 @@ class Batch:
             raise
         record.seconds = round(time.perf_counter() - start, 3)
         written = writers.submit(finish)
-        written.add_done_callback(lambda _: budget.give(item.pixels))
+        pixels = item.pixels  # not the item, which would stay in memory until the record is told
+        written.add_done_callback(lambda _: budget.give(pixels))
         return written
 
     def _upscale_rows(self, item: _Item, reader: RowReader, writers: ThreadPoolExecutor) -> RowWriter:

@@ -139,7 +139,7 @@ class Upscaler:
 
         Args:
             picture: a PIL image of any mode; an array (H, W) or (H, W, C) of uint8, uint16 or float in [0, 1]; or a
-                tensor (C, H, W) or (N, C, H, W), uint8 or float in [0, 1]. C is 1 (grey), 2 (grey and alpha), 3 (RGB)
+                tensor (C, H, W) or (N, C, H, W) of the same types. C is 1 (grey), 2 (grey and alpha), 3 (RGB)
                 or 4 (RGBA). Alpha is enlarged bicubically; visible colours are continued under transparency first.
             progress: called with (tiles done, tiles in all) after each tile, in the calling thread.
 
@@ -237,7 +237,7 @@ class Upscaler:
         return out[..., 0] if array.ndim == 2 else out
 
     def _batch(self, batch: Tensor, progress: Progress | None) -> Tensor:
-        """(N, 1 to 4, H, W), float or uint8 -> enlarged, clamped to [0, 1] or rounded to uint8, on its device."""
+        """(N, 1 to 4, H, W), float, uint8 or uint16 -> enlarged, clamped to [0, 1] or rounded, on its device."""
         top = _white(batch.dtype)
         count, channels, height, width = batch.shape
         parts = (part.detach().float() / top for part in batch.split(_PART, -2))
@@ -246,7 +246,7 @@ class Upscaler:
         done = 0
         for part in self._stream(parts, channels, height, width, progress):
             here = out[..., done : done + part.shape[-2], :]
-            here.copy_((part * 255 + 0.5).floor() if top > 1 else part)
+            here.copy_((part * top + 0.5).floor() if top > 1 else part)
             done += part.shape[-2]
         return out
 

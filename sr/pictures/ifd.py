@@ -20,6 +20,7 @@ _NUMBERS = {1: "u1", 3: "<u2", 4: "<u4", 6: "i1", 8: "<i2", 9: "<i4", 11: "<f4",
 ORIENTATION, EXIF, GPS, INTEROP = 274, 34665, 34853, 40965
 _POINTERS = (EXIF, GPS, INTEROP, 330)
 _LARGEST = 2**24  # bytes of one value; strip offsets of the largest files have less
+_LARGEST_ALL = 2**27  # bytes of all values of a directory, which may claim the same ones over and over
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,16 @@ def _directory(file: BinaryIO, offset: int, order: str, big: bool) -> tuple[Tags
         raise ValueError("damaged tags")
     block = file.read(count * size + word)
     tags: Tags = {}
-    places = {}
+    places, left = {}, _LARGEST_ALL
     for i in range(count):
         entry = block[i * size : (i + 1) * size]
         tag, kind, number = struct.unpack(order + ("HHQ" if big else "HHI"), entry[:-word])
         length = _SIZES.get(kind, 0) * number
         if not 0 < length <= _LARGEST:
             continue
+        left -= length
+        if left < 0:
+            raise ValueError("damaged tags")
         data = entry[-word:][:length]
         if length > word:
             file.seek(struct.unpack(order + ("Q" if big else "I"), entry[-word:])[0])

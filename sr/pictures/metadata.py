@@ -39,6 +39,7 @@ _TIFF_KEPT = (
     *range(40091, 40096),
 )
 _XMP_TURN = re.compile(rb"(tiff:Orientation\s*(?:=\s*[\"']|>)\s*)([1-8])")
+_LARGEST = 1 << 26  # bytes, of what is unpacked from a PNG file's chunk
 _JPEG_MOST = 65_000  # bytes of EXIF or XMP that fit one segment of a JPEG file
 _RICH = ("AVIF", "JPEG", "PNG", "TIFF", "WEBP")  # formats that hold profiles, EXIF and XMP
 
@@ -90,7 +91,7 @@ def of_png(file: BinaryIO) -> Metadata:
     for name, data in png_chunks(file):
         with contextlib.suppress(ValueError, IndexError, zlib.error, struct.error):  # damaged: left out
             if name == b"iCCP":
-                found.icc = zlib.decompress(data.split(b"\0", 1)[1][1:])
+                found.icc = _unpacked(data.split(b"\0", 1)[1][1:])
             elif name == b"eXIf":
                 found.exif = data.removeprefix(b"Exif\0\0")
             elif name == b"pHYs":
@@ -99,14 +100,22 @@ def of_png(file: BinaryIO) -> Metadata:
             elif name == b"iTXt" and data.startswith(_XMP_KEY + b"\0"):
                 packed, rest = data[len(_XMP_KEY) + 1], data[len(_XMP_KEY) + 3 :]
                 text = rest.split(b"\0", 2)[2]
-                found.xmp = zlib.decompress(text) if packed else text
+                found.xmp = _unpacked(text) if packed else text
             elif name == b"zTXt" and data.startswith((b"Raw profile type exif\0", b"Raw profile type APP1\0")):
-                lines = zlib.decompress(data.split(b"\0", 1)[1][1:]).split(b"\n")  # ImageMagick's way of old
+                lines = _unpacked(data.split(b"\0", 1)[1][1:]).split(b"\n")  # ImageMagick's way of old
                 block = bytes.fromhex(b"".join(lines[3:]).decode("ascii"))
                 if block.startswith(b"Exif\0\0"):
                     found.exif = found.exif or block[6:]
             elif name in _PNG_TEXT + _PNG_COLOUR:
                 found.chunks.append((name, data))
+    return found
+
+
+def _unpacked(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    found = unpacker.decompress(data, _LARGEST)
+    if not unpacker.eof:
+        raise ValueError("cut short, or made to fill the memory")
     return found
 
 

@@ -168,7 +168,7 @@ def _encode(picture: Picture, file: BinaryIO, kind: str, quality: int | None) ->
         images, palette = gif_frames(images)
         params |= palette
     if len(images) > 1:
-        images, params = images, params | _timing(picture, kind, images)
+        params |= _timing(picture, kind, images)
         images = images[1:] if picture.default_image and kind != "PNG" else images
         params["append_images"] = images[1:]
     try:
