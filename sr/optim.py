@@ -70,6 +70,9 @@ class Muon(torch.optim.Optimizer):
         for name, value in {"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}.items():
             if not 0 <= value < 1:
                 raise SRError(f"{name} lies in [0, 1), not {value}")
+        params = list(params)
+        if any(hasattr(p, "placements") for p in params):  # a DTensor: part of the matrix is elsewhere
+            raise SRError("Muon moves whole matrices; train sharded weights with torch.optim.AdamW")
         if lr < 0 or weight_decay < 0:
             raise SRError(f"lr and weight_decay are not negative; here {lr} and {weight_decay}")
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}

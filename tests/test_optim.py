@@ -114,3 +114,17 @@ def test_closure_and_unused_parameters() -> None:
 def test_bad_settings_are_refused(bad: dict) -> None:
     with pytest.raises(SRError):
         Muon([nn.Parameter(torch.zeros(2, 2))], **bad)
+
+
+def test_sharded_weights_are_refused() -> None:
+    import torch.distributed as dist
+    from torch.distributed.tensor import distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        whole = torch.randn(4, 4)
+        sharded = nn.Parameter(distribute_tensor(whole, init_device_mesh("cpu", (1,))))
+        with pytest.raises(SRError, match="sharded"):
+            Muon([sharded])
+    finally:
+        dist.destroy_process_group()

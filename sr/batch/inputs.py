@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sr.errors import SRError
-from sr.pictures import OUTPUT_SUFFIXES, probe
+from sr.pictures import INPUT_SUFFIXES, OUTPUT_SUFFIXES, probe
 
 #: The word for standard input as an input, and for standard output as an output.
 STREAM = "-"
@@ -48,7 +48,7 @@ class Naming:
 
     def result(self, source: Path, beside: bool = False) -> str:
         """The name of a picture's result."""
-        stem = source.stem if source.suffix.lower() in OUTPUT_SUFFIXES else source.name  # not every dot begins a suffix
+        stem = source.stem if source.suffix.lower() in INPUT_SUFFIXES else source.name  # not every dot begins a suffix
         mark = self.suffix if self.suffix is not None else self.mark() if beside else ""
         return f"{stem}{mark}{self.ext or default_suffix(source)}"
 
@@ -197,7 +197,7 @@ def _jobs(path: Path, output: str | None, naming: Naming, *, recursive: bool, al
     pictures = list(_pictures(path, recursive, None if output is None else Path(output)))
     if not pictures:
         more = "" if recursive else "; -r looks in its sub-folders, too"
-        raise SRError(f"no picture in {path}; looked for {' '.join(sorted(OUTPUT_SUFFIXES))}{more}")
+        raise SRError(f"no picture in {path}; looked for {' '.join(sorted(INPUT_SUFFIXES))}{more}")
     return [Job(p, target / p.relative_to(path).with_name(naming.result(p))) for p in pictures]
 
 
@@ -212,7 +212,7 @@ def _pictures(root: Path, recursive: bool, output: Path | None) -> Iterator[Path
     for folder, folders, files in os.walk(root, onerror=fail, followlinks=True):
         here = Path(folder)
         for name in sorted(files):
-            if not name.startswith(".") and Path(name).suffix.lower() in OUTPUT_SUFFIXES:
+            if not name.startswith(".") and Path(name).suffix.lower() in INPUT_SUFFIXES:
                 yield here / name
         keep = []
         for name in sorted(folders) if recursive else ():

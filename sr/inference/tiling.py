@@ -153,8 +153,6 @@ def upscale_rows(
         # Copies: whoever takes them holds the last one while the next row of tiles, which needs the memory, is made.
         yield from map(torch.clone, pieces)
         del out, pieces
-        if below is not None:
-            give_back_memory()
 
 
 def _row_of_tiles(
@@ -174,6 +172,9 @@ def _row_of_tiles(
             here += part * y.weight(scale, part)[:, None] * x.weight(scale, part)
         else:
             here.copy_(part)
+        del sr, part
+        if strip.device.type == "cpu":
+            give_back_memory()
         done()
     assert out is not None
     return out

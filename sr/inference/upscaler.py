@@ -30,6 +30,7 @@ from sr.inference.memory import available_memory, bytes_per_pixel
 from sr.inference.runner import COLOR_REACH, TileRunner, compile_network, find_margin
 from sr.inference.tiling import Halving, Margin, Span, fitting_tile, round_up, spans, upscale_rows
 from sr.network import SRNetwork
+from sr.pictures.samples import Samples
 from sr.resize import imresize_rows, imresize_wrapped
 from sr.rows import RowWindow
 
@@ -215,9 +216,8 @@ class Upscaler:
             values = np.asarray(image, dtype=np.float64)
             if not np.isfinite(values).all():
                 raise SRError("the picture holds NaN or infinite values; there is nothing to compute with")
-            low, span = values.min(), max(np.ptp(values), 1e-12)
-            enlarged = self._array(((values - low) / span).astype(np.float32), progress) * span + low
-            return Image.fromarray(np.round(enlarged).astype(np.int32) if image.mode == "I" else enlarged)
+            samples = Samples.spanning("int32" if image.mode == "I" else "float32", values.min(), values.max())
+            return Image.fromarray(samples.encoded(self._array(samples.decoded(values), progress)))
         return to_image(self._batch(to_tensor(image)[None], progress), bits=16 if is_16_bit(image) else 8)
 
     def _array(self, array: np.ndarray, progress: Progress | None) -> np.ndarray:

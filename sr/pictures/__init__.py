@@ -6,9 +6,10 @@
 from sr.pictures.header import Info, probe
 from sr.pictures.metadata import Metadata, left_out
 from sr.pictures.reader import Picture, RowReader, read_picture
-from sr.pictures.writer import OUTPUT_SUFFIXES, RowWriter, needs_rows, output_format, write_picture
+from sr.pictures.writer import INPUT_SUFFIXES, OUTPUT_SUFFIXES, RowWriter, needs_rows, output_format, write_picture
 
 __all__ = [
+    "INPUT_SUFFIXES",
     "OUTPUT_SUFFIXES",
     "Info",
     "Metadata",

@@ -39,6 +39,8 @@ _FORMATS = {
 }
 #: Suffixes (lower case) that results can have.
 OUTPUT_SUFFIXES = frozenset(_FORMATS)
+#: Suffixes (lower case) of the files that a folder is searched for.
+INPUT_SUFFIXES = OUTPUT_SUFFIXES | {".dib", ".j2k", ".jp2", ".jpe", ".jpx", ".mpo", ".tga"}
 _USUAL = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp", "GIF": ".gif", "AVIF": ".avif"}
 _USUAL["PPM"] = ".ppm"
 # libjpeg, which all programs share, stops at 65,500 pixels, a little below the format's 65,535
