@@ -93,9 +93,10 @@ def config(args: argparse.Namespace) -> None:
 
     own, notes = convert(read(args.file))
     print(f"# Converted from {args.file.name} by scripts/convert.py.")
-    print(yaml.safe_dump(own, sort_keys=False), end="")
-    for note in notes:
+    for note in notes:  # in the file as well: who trains with it later has not seen what was said here
+        print(f"# {note}")
         print(note, file=sys.stderr)
+    print(yaml.safe_dump(own, sort_keys=False), end="")
 
 
 def main() -> int | None:

@@ -104,7 +104,7 @@ def main() -> None:
         raise sr.SRError(f"no picture {args.photograph} in {args.photographs}; name one with --photograph")
     whole = open_image(path).convert("RGB")
     upscaler = sr.Upscaler(sr.load(args.model))
-    (model,) = open_models([args.model], None)
+    (model,) = open_models([args.model], [])
     args.output.mkdir(parents=True, exist_ok=True)
     pictures = find_pictures(args.photographs, upscaler.scale)
     writer = PictureWriter(args.output / "strips", pictures.name, upscaler.scale, tuple(args.crop))

@@ -179,7 +179,8 @@ class SRCLI(LightningCLI):
                 print(f"stopped at step {self.trainer.global_step}; the run folder is {self.run_dir}")
                 for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                     if isinstance(callback, LastCheckpoint) and callback.step:
-                        print(f"continue from step {callback.step} with --ckpt_path {callback.path}")
+                        again = f"--config {self.run_dir / 'config.yaml'} --ckpt_path {callback.path}"
+                        print(f"continue from step {callback.step} with {again}")
             if self.trainer.interrupted and not isinstance(e, Stopped):  # Lightning's exit(1) after the second Ctrl-C
                 raise SystemExit(130) from None
             raise

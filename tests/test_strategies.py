@@ -146,7 +146,7 @@ def test_a_sharded_run_that_is_asked_to_stop_saves_and_goes_on(config, tmp_path)
     step = torch.load(tmp_path / last, weights_only=True)["global_step"]
     assert process.returncode == 128 + signal.SIGTERM
     assert 10 <= step < 45
-    assert said.count(f"continue from step {step} with --ckpt_path {last}") == 1
+    assert said.count(f"continue from step {step} with --config") == said.count(f"--ckpt_path {last}") == 1
     said = train(tmp_path, config, "--ckpt_path", last).stdout
     assert "step 45  val: PSNR_Y" in said  # validated after the last step, too, which is between validations
     assert torch.load(tmp_path / last, weights_only=True)["global_step"] == 45
