@@ -142,6 +142,12 @@ PRETRAINED: dict[str, PretrainedWeights] = {
             _scores(37.578, 0.9593, 33.208, 0.9143, 31.879, 0.8962),
         ),
         _photos(
+            3,
+            "65f494ffae08a1ee41fc6f215f0e5a0561891e8b3700a1da19e4f129587d6e43",
+            1513988,
+            _scores(33.838, 0.9233, 30.013, 0.8353, 28.837, 0.7991),
+        ),
+        _photos(
             4,
             "b133ac62edbbef4897190d599f96bf4a540131418714cf8b0f27c38ebc102e9d",
             1550336,
