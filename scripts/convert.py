@@ -1,6 +1,7 @@
 """Weights and configs from and to other tools: ``python scripts/convert.py inspect weights.pth`` and more."""
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import sr
 from sr import checkpoint
 from sr.errors import SRError, run_script
 from sr.onnx_network import OnnxNetwork
-from sr.weights import PretrainedWeights, find_weights
+from sr.weights import PRETRAINED, PretrainedWeights, find_weights
 
 SUFFIXES = {"onnx": ".onnx", "pth": ".pth", "safetensors": ".safetensors", "pt2": ".pt2", "card": ".md"}
 
@@ -56,7 +57,9 @@ def export(args: argparse.Namespace) -> None:
         from sr.efficiency import Run, card
 
         cost = info.get("efficiency") or card(network, run=Run(repeats=3))
-        to.write_text(output, model_card(args.file, network, cost, metadata, record))
+        to.write_text(
+            output, model_card(record.name if record else Path(args.file).name, network, cost, metadata, record)
+        )
     compared = "" if difference is None else f" (differs by at most {difference:.1e} from the network)"
     print(f"{args.file} -> {output}{compared}")
 
@@ -79,8 +82,14 @@ def trained(source: str) -> sr.SRNetwork | None:
 
 
 def describe(source: str) -> tuple[PretrainedWeights | None, dict[str, Any]]:
-    """The record of weights that are known by name, and what a file says of itself, as far as there are such."""
-    record = None if Path(source).is_file() else find_weights(source)
+    """The record of known weights, and what a file says of itself, as far as there are such."""
+    path = Path(source)
+    if path.is_file():  # a published file may have any name
+        same = [record for record in PRETRAINED.values() if record.size == path.stat().st_size]
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if same else ""
+        record = next((record for record in same if record.sha256 == digest), None)
+    else:
+        record = find_weights(source)
     try:
         return record, checkpoint.read_info(source)
     except SRError:  # a file without metadata; what is wrong with others, loading has said
