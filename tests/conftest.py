@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # read when torch is loaded: workers share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# isort: split
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +20,7 @@ import torch
 import yaml
 from PIL import Image
 
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 MakePictures = Callable[..., Path]
 
