@@ -90,7 +90,7 @@ def similar_windows(descriptor: Tensor, topk: int, radius: int) -> Choice:
     found = best > -1.5
     chosen = torch.where(found, candidates.expand(n, -1, -1, -1).gather(-1, slot), own[..., None])
     index = torch.cat((own.expand(n, -1, -1)[..., None], chosen), -1)
-    first = torch.arange(0, n * height * width, height * width, device=descriptor.device)
+    first = torch.arange(n, device=descriptor.device) * (height * width)
     weight = 0.5 + 0.5 * torch.where(found, best, 0.0)
     weight = torch.cat((torch.ones_like(weight[..., :1]), weight), -1)
     return (index + first[:, None, None, None]).flatten(0, 2), weight.flatten(0, 2)
