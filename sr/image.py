@@ -21,7 +21,8 @@ from torch import Tensor
 from sr.atomic import atomic
 from sr.errors import SRError
 
-_FORMATS = {
+#: Suffix (lower case) -> Pillow's name of the format.
+FORMATS = {
     ".bmp": "BMP",
     ".jfif": "JPEG",
     ".jpeg": "JPEG",
@@ -35,7 +36,7 @@ _FORMATS = {
     ".webp": "WEBP",
 }
 #: Suffixes (lower case) of the files that are read and written as pictures.
-IMAGE_SUFFIXES = frozenset(_FORMATS)
+IMAGE_SUFFIXES = frozenset(FORMATS)
 
 # exact: also the colours under full transparency
 _KEEP_DETAIL: dict[str, dict[str, Any]] = {
@@ -331,7 +332,7 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = (), mode: str 
             cannot hold.
     """
     path = Path(path)
-    if path.suffix.lower() not in _FORMATS:
+    if path.suffix.lower() not in FORMATS:
         known = " ".join(sorted(IMAGE_SUFFIXES))
         raise SRError(f"{path}: pictures are not written with the suffix {path.suffix!r}; use one of {known}")
     if not path.parent.is_dir():
@@ -340,7 +341,7 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = (), mode: str 
         raise SRError(f"cannot write {path}: a folder has this name; choose another")
     if any(path.resolve() == Path(i).resolve() for i in inputs):
         raise SRError(f"{path} is the input as well, and would be replaced; choose another name")
-    kind = _FORMATS[path.suffix.lower()]
+    kind = FORMATS[path.suffix.lower()]
     try:
         Image.new(mode, (1, 1)).save(io.BytesIO(), format=kind)
     except (OSError, ValueError, KeyError) as exc:
@@ -364,7 +365,7 @@ def save_image(image: Image.Image, path: str | Path, **params: Any) -> None:
     """
     check_output(path)
     path = Path(path)
-    kind = _FORMATS[path.suffix.lower()]
+    kind = FORMATS[path.suffix.lower()]
     if kind == "WEBP" and image.mode[0] in "IF":  # Pillow would clip it to 8 bits without a word
         raise SRError(f"cannot write {path}: WEBP does not take {image.mode} samples; use .png")
     defaults = dict(_KEEP_DETAIL.get(kind, {}))

@@ -7,25 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from upscaling import Nearest
 
 import sr
 from sr.archs.sparsesr import BicubicUpsample
 from sr.inference.runner import TileRunner
-from sr.network import SRNetwork
 from sr.resize import imresize
-
-
-class Nearest(SRNetwork):
-    """Repeats pixels: its result is known without computing it."""
-
-    receptive_field = 0
-
-    def __init__(self, *, scale: int = 2, multiple_of: int = 1) -> None:
-        super().__init__(scale=scale)
-        self.multiple_of = multiple_of
-
-    def upscale(self, lq):
-        return lq.repeat_interleave(self.scale, -2).repeat_interleave(self.scale, -1)
 
 
 class BicubicNet(Nearest):

@@ -3,28 +3,15 @@
 import pytest
 import torch
 from torch import nn
+from upscaling import Nearest
 
 import sr
 from sr.inference.memory import available_memory, bytes_per_pixel
 from sr.inference.runner import TileRunner, eight_views, find_margin, keep_color
 from sr.inference.tiling import Halving, Margin, fitting_tile, spans, upscale_rows, upscale_tiled
-from sr.network import SRNetwork
 from sr.rows import RowWindow
 
 CPU = torch.device("cpu")
-
-
-class Nearest(SRNetwork):
-    """Repeats pixels: its result is known without computing it."""
-
-    receptive_field = 0
-
-    def __init__(self, *, scale: int = 2, multiple_of: int = 1) -> None:
-        super().__init__(scale=scale)
-        self.multiple_of = multiple_of
-
-    def upscale(self, lq):
-        return lq.repeat_interleave(self.scale, -2).repeat_interleave(self.scale, -1)
 
 
 class Far(Nearest):

@@ -19,12 +19,13 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "upscale.py"
 
 
 class Nearest(SRNetwork):
-    """Repeats each pixel."""
+    """Repeats pixels: its result is known without computing it."""
 
     receptive_field = 0
 
-    def __init__(self, *, scale: int = 2, in_channels: int = 3) -> None:
+    def __init__(self, *, scale: int = 2, in_channels: int = 3, multiple_of: int = 1) -> None:
         super().__init__(scale=scale, in_channels=in_channels)
+        self.multiple_of = multiple_of
 
     def upscale(self, lq):
         return lq.repeat_interleave(self.scale, -2).repeat_interleave(self.scale, -1)

@@ -13,6 +13,7 @@ from PIL import Image, features
 
 from sr.atomic import atomic
 from sr.errors import SRError
+from sr.image import FORMATS
 from sr.pictures import encoders
 from sr.pictures.gif import gif_frames
 from sr.pictures.header import Info
@@ -20,27 +21,11 @@ from sr.pictures.metadata import Metadata, for_pillow
 from sr.pictures.reader import Picture, RowReader
 from sr.pictures.samples import Samples
 
-_FORMATS = {
-    ".apng": "PNG",
-    ".avif": "AVIF",
-    ".bmp": "BMP",
-    ".gif": "GIF",
-    ".jfif": "JPEG",
-    ".jpe": "JPEG",
-    ".jpeg": "JPEG",
-    ".jpg": "JPEG",
-    ".pgm": "PPM",
-    ".png": "PNG",
-    ".pnm": "PPM",
-    ".ppm": "PPM",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-    ".webp": "WEBP",
-}
+_FORMATS = FORMATS | {".avif": "AVIF", ".gif": "GIF", ".jpe": "JPEG"}
 #: Suffixes (lower case) that results can have.
 OUTPUT_SUFFIXES = frozenset(_FORMATS)
 #: Suffixes (lower case) of the files that a folder is searched for.
-INPUT_SUFFIXES = OUTPUT_SUFFIXES | {".dib", ".j2k", ".jp2", ".jpe", ".jpx", ".mpo", ".tga"}
+INPUT_SUFFIXES = OUTPUT_SUFFIXES | {".dib", ".j2k", ".jp2", ".jpx", ".mpo", ".tga"}
 _USUAL = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp", "GIF": ".gif", "AVIF": ".avif"}
 _USUAL["PPM"] = ".ppm"
 # libjpeg, which all programs share, stops at 65,500 pixels, a little below the format's 65,535
