@@ -5,12 +5,15 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, track
 
+from sr.checkpoint import load
 from sr.data import PatchDataset, streaming
 from sr.data import download as sets
 from sr.data.check import check as find_faults
 from sr.errors import SRError, run_script
+from sr.image import save_image, to_image
+from sr.inference import Upscaler
 
 
 def read_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
@@ -66,12 +69,31 @@ def preview(args: argparse.Namespace) -> None:
         columns = {"GT": gt, "LQ": torch.stack([s["lq"] for s in samples])}
     else:
         columns = {"GT": gt} | {f"LQ {i + 1}": data.degrade(gt / 255, i)[0] for i in range(args.draws)}
-    from sr.image import save_image
     from sr.preview import contact_sheet
 
     rows = [[column[i] for column in columns.values()] for i in range(args.rows)]
     save_image(contact_sheet(rows, list(columns)), args.output)
     print(f"wrote {args.output}")
+
+
+def distill(args: argparse.Namespace) -> None:
+    """Write what a trained network makes of a config's pictures, for a smaller one to learn from as if it were GT."""
+    data = read_config(args)
+    teacher = load(args.teacher)
+    if teacher.scale != data.scale:
+        raise SRError(f"{args.teacher} enlarges {teacher.scale} times, the network of {args.config} {data.scale} times")
+    upscaler = Upscaler(teacher, dtype=torch.bfloat16)  # noise of half a level of 255, far below the teacher's errors
+    for pictures in data.train_sets:
+        pictures.prepare(data.scale)
+        for i, name in enumerate(track(pictures.names, pictures.name, console=Console(stderr=True), transient=True)):
+            gt, lq = (args.to / part / pictures.name / f"{name}.png" for part in ("GT", "LQ"))
+            if not gt.is_file():  # which is written last
+                small, _ = pictures.pair(i)
+                for path, picture in ((lq, small), (gt, upscaler(small))):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    save_image(to_image(picture / 255), path)
+    folders = f"gt: {args.to}/GT, lq: {args.to}/LQ"
+    print(f"train on them with data.train: {{class_path: sr.data.PairedFolder, init_args: {{{folders}}}}}")
 
 
 def download(args: argparse.Namespace) -> None:
@@ -112,6 +134,9 @@ def main() -> int | None:
     command.add_argument("-o", "--output", type=Path, default=Path("preview.png"))
     command.add_argument("--rows", type=positive, default=4, help="number of patches")
     command.add_argument("--draws", type=positive, default=4, help="number of LQ versions of each")
+    command = add(distill, config=True)
+    command.add_argument("--teacher", required=True, help="a weights file, or the name of installed weights")
+    command.add_argument("--to", type=Path, required=True, help="folder that gets GT/ and LQ/")
     command = add(download)
     command.add_argument("name", choices=sorted(sets.SETS))
     command.add_argument("--to", type=Path, default=Path("datasets"), help="folder that gets a folder for each set")

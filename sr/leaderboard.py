@@ -6,7 +6,8 @@ is finished is not done again: trained runs and their scores stay in the output 
 its last checkpoint. Only the timing, which needs all networks in one process, is always done anew.
 
 The output folder holds ``NETWORK/seedN/``, with the config of the run (``train.yaml``), the run's own folder and its
-scores (``scores.json``); and ``leaderboard.md``, ``leaderboard.json`` and ``leaderboard.png``.
+scores (``scores.json``); and ``leaderboard.md``, ``leaderboard.json`` and ``leaderboard.png``. The runs' own folders
+may be removed: configs and scores are enough to add networks to a published leaderboard.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Settings:
     Attributes:
         networks: name -> ``class_path``, ``init_args`` without the scale, and ``seeds`` where they are not the common.
         train: a training config without ``model.network`` and the seed.
-        data: folders to score on, as ``scripts/evaluate.py`` takes them.
+        data: folders to score on, as ``scripts/evaluate.py`` takes them; the last one ranks the networks.
         scale: of all networks.
         seeds: each network is trained once with each.
         size: width and height of the output for which networks are counted and timed.
@@ -128,8 +129,13 @@ class Board:
     failed: dict[str, str]
 
     def psnr(self, name: str) -> float:
-        """Mean over the sets of the mean over the seeds, in dB."""
-        return statistics.fmean(_mean(runs, "psnr") for runs in self.scores[name].values())
+        """Mean over the seeds, on the last set, in dB."""
+        return _mean(self.scores[name][self.ranking], "psnr")
+
+    @property
+    def ranking(self) -> str:
+        """The set that ranks the networks."""
+        return list(self.scores[BICUBIC])[-1]
 
     def points(self) -> dict[str, tuple[float, float]]:
         """Network -> median latency in ms, and :meth:`psnr`."""
@@ -155,7 +161,7 @@ class Board:
                 markdown_table(header, rows),
                 f"- PSNR/SSIM by {_PROTOCOL.name}: {_PROTOCOL.describe(scale)}; mean over the seeds, ± half of their "
                 "range.",
-                "- \\* no other network is both faster and better (mean PSNR over the sets).",
+                f"- \\* no other network is both faster and better (PSNR on {self.ranking}).",
                 f"- {ntire_caption(next(iter(self.cards)))}",
                 *(f"- Left out: {run}: {reason}" for run, reason in self.failed.items()),
                 "",
@@ -213,7 +219,7 @@ class Board:
         run = next(iter(self.cards.values()))["run"]
         width, height = self.settings.size
         axes.set_xlabel(f"latency for {width} x {height}, ms ({run['device']}, {run['dtype']})")
-        axes.set_ylabel(f"PSNR_Y, dB (mean of {', '.join(self.scores[BICUBIC])})")
+        axes.set_ylabel(f"PSNR_Y on {self.ranking}, dB")
         axes.set_title(f"x{self.settings.scale}; bubble: parameters; line: Pareto front", fontsize="medium")
         axes.grid(alpha=0.3, which="both")
         figure.savefig(path, dpi=120)
@@ -253,27 +259,24 @@ def run_leaderboard(settings: Settings, output: Path, train: Train) -> Board:
 
     scores: dict[str, dict[str, list[dict[str, float]]]] = {}
     seeds: dict[str, list[int]] = {}
-    weights: dict[str, Path] = {}
     failed: dict[str, str] = {}
     for number, run in enumerate(runs, 1):
         print(f"[{number}/{len(runs)}] {run.name}, seed {run.seed}", flush=True)
         try:
-            checkpoint = run.finish(networks[run.name], train)
+            found = run.score(networks[run.name], sets, train, settings.timing.get("device"))
         except SRError as e:  # the others can still be compared
             failed[f"{run.name}, seed {run.seed}"] = str(e)
             log.warning("%s, seed %d: %s", run.name, run.seed, e)
             continue
-        weights.setdefault(run.name, checkpoint)
         seeds.setdefault(run.name, []).append(run.seed)
-        for who, by_set in run.score(checkpoint, sets, settings.timing.get("device")).items():
+        for who, by_set in found.items():
             for set_name, score in by_set.items():
                 known = scores.setdefault(BICUBIC if who == BICUBIC else run.name, {}).setdefault(set_name, [])
                 if who != BICUBIC or not known:
                     known.append(score)
-    if not weights:
+    if not seeds:
         raise SRError(f"no run is finished: {next(iter(failed.values()))}")
-    trained = {name: load(path) for name, path in weights.items()}
-    measured = cards(trained, size=settings.size, run=Run(**settings.timing))
+    measured = cards({name: networks[name] for name in seeds}, size=settings.size, run=Run(**settings.timing))
     board = Board(settings, seeds, scores, measured, failed)
     _write(output / "leaderboard.md", board.markdown())
     _write(output / "leaderboard.json", board.json())
@@ -307,12 +310,15 @@ class _Run:
         found = self.folder.glob("*/checkpoints/last.ckpt")
         return max(found, key=lambda path: int(path.parents[1].name), default=None)
 
-    def score(self, checkpoint: Path, sets: Mapping[str, PictureSet], device: str | None) -> dict[str, Any]:
+    def score(
+        self, network: SRNetwork, sets: Mapping[str, PictureSet], train: Train, device: str | None
+    ) -> dict[str, Any]:
         """``bicubic`` and ``own`` -> set -> PSNR and SSIM; what was scored before is read from a file."""
         file = self.folder / "scores.json"
         known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
         missing = {root: pictures for root, pictures in sets.items() if root not in known}
         if missing:
+            checkpoint = self.finish(network, train)
             model = NetworkModel("own", str(checkpoint), Upscaler(load(checkpoint), device=device))
         for root, pictures in missing.items():
             found = list(evaluate([model], pictures, [_PROTOCOL]))

@@ -141,30 +141,32 @@ def upscale_rows(
         (N, C, h, scale*W), on the device of ``parts``, at most 64 rows at a time.
     """
     window = RowWindow(parts)
+    buffer: Tensor | None = None  # one for all rows, from before the first tile: new ones would tear the memory apart
     shared: Tensor | None = None  # rows that the next tiles fade into
     for y, below in zip(rows, [*rows[1:], None], strict=True):
-        out = _row_of_tiles(window.get(y.first, y.end), y, columns, run, scale, done)
+        strip = window.get(y.first, y.end)
+        if buffer is None:
+            most = max(y.stop - y.start for y in rows)
+            buffer = strip.new_empty(*strip.shape[:2], most * scale, columns[-1].stop * scale)
+        out = buffer[..., : (y.stop - y.start) * scale, :].zero_()
+        _add_tiles(out, strip, y, columns, run, scale, done)
         if shared is not None:
             out[..., : shared.shape[-2], :] += shared
         finished = ((below.start if below else y.stop) - y.start) * scale
         shared = out[..., finished:, :].clone() if finished < out.shape[-2] else None
         row_bytes = out[..., :1, :].numel() * out.element_size()
         pieces = out[..., :finished, :].split(max(1, min(_PIECE_ROWS, _PIECE_BYTES // row_bytes)), -2)
-        # Copies: whoever takes them holds the last one while the next row of tiles, which needs the memory, is made.
-        yield from map(torch.clone, pieces)
-        del out, pieces
+        yield from map(torch.clone, pieces)  # the buffer is written to again
+        if strip.device.type == "cpu":
+            give_back_memory()
 
 
-def _row_of_tiles(
-    strip: Tensor, y: Span, columns: list[Span], run: Run, scale: int, done: Callable[[], None]
-) -> Tensor:
-    """(N, C, y.end - y.first, W) -> (N, C, scale * (y.stop - y.start), scale*W), weighted."""
-    out: Tensor | None = None
+def _add_tiles(
+    out: Tensor, strip: Tensor, y: Span, columns: list[Span], run: Run, scale: int, done: Callable[[], None]
+) -> None:
+    """Add a row of tiles, weighted, of ``strip`` (N, C, y.end - y.first, W) to ``out`` (N, C, scale * h, scale*W)."""
     for x in columns:
         sr = run(strip[..., x.first : x.end])
-        if out is None:
-            shape = (*sr.shape[:2], (y.stop - y.start) * scale, columns[-1].stop * scale)
-            out = torch.zeros(shape, dtype=sr.dtype, device=strip.device)
         top, left = (y.start - y.first) * scale, (x.start - x.first) * scale
         here = out[..., x.start * scale : x.stop * scale]
         part = sr[..., top : top + here.shape[-2], left : left + here.shape[-1]].to(out.device)
@@ -173,11 +175,7 @@ def _row_of_tiles(
         else:
             here.copy_(part)
         del sr, part
-        if strip.device.type == "cpu":
-            give_back_memory()
         done()
-    assert out is not None
-    return out
 
 
 def declared_margin(network: SRNetwork) -> Margin:

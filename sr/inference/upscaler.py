@@ -37,6 +37,7 @@ from sr.rows import RowWindow
 LARGEST_FACTOR = 64
 _PART = 256  # rows of the input that are taken at a time
 _CPU_BYTES = 1 << 30  # the most that a tile and the finished part of its row of tiles take on a CPU together
+_MANY_TILES = 8  # along an edge, from which on those at its ends may just as well be as large as the others
 _STRIP_BYTES = 1 << 28  # the most that the latter takes, on any device
 _LOCK = threading.Lock()  # of what upscalers measure once; not a member, so that an upscaler can be copied
 
@@ -346,8 +347,10 @@ class Upscaler:
             tile = self._tile(height, width) if self.tile == "auto" else (self.tile, self.tile)
             split = any(edge is not None and n > edge for n, edge in zip((height, width), tile, strict=True))
             margin = self._margin() if split else Margin(0)  # which is not looked at
+            # Memory that is asked for again and again in the same portions does not fall into pieces.
             rows, columns = (
-                spans(n, edge, margin, equal=self.compile) for n, edge in zip((height, width), tile, strict=True)
+                spans(n, edge, margin, equal=self.compile or n > _MANY_TILES * (edge or n))
+                for n, edge in zip((height, width), tile, strict=True)
             )
             plans.append(_Pass(rows, columns))
             height, width = height * self.scale, width * self.scale
