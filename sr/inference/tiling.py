@@ -141,6 +141,11 @@ def upscale_rows(
         (N, C, h, scale*W), on the device of ``parts``, at most 64 rows at a time.
     """
     window = RowWindow(parts)
+    if len(rows) == len(columns) == 1:
+        whole = run(window.get(rows[0].first, rows[0].end))
+        done()
+        yield from whole.split(_piece_rows(whole), -2)
+        return
     buffer: Tensor | None = None  # one for all rows, from before the first tile: new ones would tear the memory apart
     shared: Tensor | None = None  # rows that the next tiles fade into
     for y, below in zip(rows, [*rows[1:], None], strict=True):
@@ -154,11 +159,15 @@ def upscale_rows(
             out[..., : shared.shape[-2], :] += shared
         finished = ((below.start if below else y.stop) - y.start) * scale
         shared = out[..., finished:, :].clone() if finished < out.shape[-2] else None
-        row_bytes = out[..., :1, :].numel() * out.element_size()
-        pieces = out[..., :finished, :].split(max(1, min(_PIECE_ROWS, _PIECE_BYTES // row_bytes)), -2)
+        pieces = out[..., :finished, :].split(_piece_rows(out), -2)
         yield from map(torch.clone, pieces)  # the buffer is written to again
-        if strip.device.type == "cpu":
+        if below and strip.device.type == "cpu":
             give_back_memory()
+
+
+def _piece_rows(picture: Tensor) -> int:
+    row_bytes = picture[..., :1, :].numel() * picture.element_size()
+    return max(1, min(_PIECE_ROWS, _PIECE_BYTES // row_bytes))
 
 
 def _add_tiles(
@@ -201,8 +210,6 @@ def upscale_tiled(network: SRNetwork, lq: Tensor, tile: int | None) -> Tensor:
     """
     margin = declared_margin(network)
     rows, columns = (spans(size, tile, margin) for size in lq.shape[-2:])
-    if len(rows) == len(columns) == 1:
-        return network(lq)
     return torch.cat(list(upscale_rows(iter([lq]), rows, columns, network, network.scale, lambda: None)), -2)
 
 
