@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 from torch.utils.data import default_collate
 
+import sr
+from sr.data import GTFolder
 from sr.errors import SRError
+from sr.image import read_rgb
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,6 +82,34 @@ def test_training_says_how_many_faults_there_are(config, start, written, caplog)
         start(config)
     start(config, "--data.on_error", "skip")
     assert "2 pictures of 'train' are left out" in caplog.text
+
+
+def test_a_teacher_writes_what_a_smaller_network_learns_from(run, written, config, start, monkeypatch):
+    """LQ is what training would have made of GT; the teacher's own result stands in for GT."""
+    teacher = "sparsesr_t_x2.quickstart"
+    run("distill", "--config", "x.yaml", "--teacher", teacher, "--to", "taught")
+    pictures = GTFolder("train")
+    pictures.prepare(2)
+    for i, name in enumerate(pictures.names):
+        lq, _ = pictures.pair(i)
+        assert torch.equal(read_rgb(written / "taught" / "LQ" / "train" / f"{name}.png"), lq)
+        made = read_rgb(written / "taught" / "GT" / "train" / f"{name}.png").float()
+        with torch.inference_mode():
+            expected = 255 * sr.load(teacher).eval()(lq[None].float() / 255)[0].clamp(0, 1)
+        assert (made - expected).abs().mean() < 1  # bfloat16
+    config["data"]["train"] = {
+        "class_path": "sr.data.PairedFolder",
+        "init_args": {"gt": "taught/GT", "lq": "taught/LQ"},
+    }
+    start(config)
+
+    monkeypatch.setattr(sr.Upscaler, "__call__", None)  # what is there is not computed again
+    run("distill", "--config", "x.yaml", "--teacher", teacher, "--to", "taught")
+    again = run("distill", "--config", "x.yaml", "--teacher", "sparsesr_s_x3.photos", "--to", "other", status=2)
+    assert again.stderr.splitlines()[-1] == (
+        "error: sparsesr_s_x3.photos enlarges 3 times, the network of x.yaml 2 times"
+    )
+    assert not (written / "other").exists()
 
 
 def test_preview_shows_gt_beside_what_is_made_of_it(run, written):
