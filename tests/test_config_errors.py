@@ -54,3 +54,18 @@ def test_an_empty_list_of_validation_sets_is_no_list(config, start):
         start(config)
     config["data"]["val"] = None
     assert not start(config).datamodule.val_sets
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: [a\n", "line 2: did not find expected ',' or ']'"),
+        ("model:\n  a: 1\n b: 2\n", "line 3: did not find expected key"),
+        ("model: a: b\n", "line 1: mapping values are not allowed in this context"),
+    ],
+)
+def test_a_config_that_is_not_yaml_is_told_by_its_line(config, start, tmp_path, text, message):
+    (tmp_path / "broken.yaml").write_text(text)
+    with pytest.raises(SRError) as error:
+        start(config, "--config", "broken.yaml")
+    assert str(error.value) == f"a config is not YAML: {message}"

@@ -45,7 +45,6 @@ IN_ORDER = {
     ("efficiency", "profiling"),
     ("card", "efficiency"),
     ("batch", "inference"),
-    ("reports", "batch"),
     ("evaluation", "inference"),
     ("leaderboard", "inference"),
     ("leaderboard", "evaluation"),

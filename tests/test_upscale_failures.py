@@ -31,8 +31,8 @@ def test_a_folder_with_a_bad_file(upscale):
     assert result.status == 1
     lines = result.err.splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith("failed: in/b.png: in/b.png is not a picture")
-    assert lines[1].startswith("failed: in/b2.png: in/b2.png is damaged or incomplete")
+    assert lines[0].startswith("failed: in/b.png: is not a picture")
+    assert lines[1].startswith("failed: in/b2.png: is damaged or incomplete")
     assert lines[2].startswith("3 done, 2 failed in ") and lines[2].endswith("megapixels/s out")
     assert files("out") == ["a.png", "c.png", "sub/d.png"]
     for name, pixels in good.items():

@@ -76,7 +76,8 @@ class Report:
         for note in record.notes:
             self._print(f"note: {record.input}: {note}", sys.stderr)
         if record.status == "failed":
-            self._print(f"failed: {record.input}: {record.error}", sys.stderr)
+            error = (record.error or "").removeprefix(f"{record.input} ")
+            self._print(f"failed: {record.input}: {error}", sys.stderr)
         if self.as_json:
             self._print(line, self._out)
         elif record.status == "done":
