@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import mmap
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+_LARGE = 1 << 24  # bytes
 
 
 class RowWindow:
@@ -32,5 +36,20 @@ class RowWindow:
             else:
                 self._top = self._bottom
         if len(self._kept) > 1:
-            self._kept = [torch.cat(self._kept, -2)]
+            first = self._kept[0]
+            rows = sum(part.shape[-2] for part in self._kept)
+            joined = empty_apart((*first.shape[:-2], rows, first.shape[-1]), first)
+            self._kept = [torch.cat(self._kept, -2, out=joined)]
         return self._kept[0][..., top - self._top : bottom - self._top, :]
+
+
+def empty_apart(shape: Sequence[int], like: Tensor) -> Tensor:
+    """``like.new_empty(shape)``; a large one on a CPU has pages of its own, which the system gets back with it.
+
+    For what outlives a network's run: in the heap it would lie amid what the run leaves free, so that the next run finds
+    room for its maps in other places, and the process grows with each.
+    """
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or size < _LARGE:
+        return like.new_empty(shape)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=like.dtype).view(*shape)

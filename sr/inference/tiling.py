@@ -16,7 +16,7 @@ from torch import Tensor
 from sr.errors import SRError
 from sr.inference.memory import give_back_memory
 from sr.network import SRNetwork
-from sr.rows import RowWindow
+from sr.rows import RowWindow, empty_apart
 
 # Halo, in input pixels, for a network that does not say how far it looks.
 _DEFAULT_HALO = 32
@@ -146,13 +146,13 @@ def upscale_rows(
         done()
         yield from whole.split(_piece_rows(whole), -2)
         return
-    buffer: Tensor | None = None  # one for all rows, from before the first tile: new ones would tear the memory apart
+    buffer: Tensor | None = None  # one for all rows
     shared: Tensor | None = None  # rows that the next tiles fade into
     for y, below in zip(rows, [*rows[1:], None], strict=True):
         strip = window.get(y.first, y.end)
         if buffer is None:
             most = max(y.stop - y.start for y in rows)
-            buffer = strip.new_empty(*strip.shape[:2], most * scale, columns[-1].stop * scale)
+            buffer = empty_apart((*strip.shape[:2], most * scale, columns[-1].stop * scale), strip)
         out = buffer[..., : (y.stop - y.start) * scale, :].zero_()
         _add_tiles(out, strip, y, columns, run, scale, done)
         if shared is not None:
