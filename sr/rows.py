@@ -46,8 +46,8 @@ class RowWindow:
 def empty_apart(shape: Sequence[int], like: Tensor) -> Tensor:
     """``like.new_empty(shape)``; a large one on a CPU has pages of its own, which the system gets back with it.
 
-    For what outlives a network's run: in the heap it would lie amid what the run leaves free, so that the next run finds
-    room for its maps in other places, and the process grows with each.
+    For what outlives a network's run: in the heap it would lie amid what the run leaves free; the next run would find
+    room for its maps in other places, and the process grow with each.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or size < _LARGE:
