@@ -28,6 +28,9 @@ class RowWindow:
         """Rows ``top`` to ``bottom``, (..., bottom - top, W); ``top`` never lies above an earlier one."""
         while self._kept and self._top + self._kept[0].shape[-2] <= top:
             self._top += self._kept.pop(0).shape[-2]
+        if self._kept and self._top < top:
+            self._kept[0] = self._kept[0][..., top - self._top :, :]
+            self._top = top
         while self._bottom < bottom:
             part = next(self._parts)
             self._bottom += part.shape[-2]

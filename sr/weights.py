@@ -149,9 +149,9 @@ PRETRAINED: dict[str, PretrainedWeights] = {
         ),
         _photos(
             4,
-            "b133ac62edbbef4897190d599f96bf4a540131418714cf8b0f27c38ebc102e9d",
-            1550336,
-            _scores(31.602, 0.8875, 28.279, 0.7738, 27.347, 0.7283),
+            "372172c8d0c96912ed53c1fbb00fb4ca1f60608db8a48f14e33738862934a119",
+            1550752,
+            _scores(31.840, 0.8905, 28.394, 0.7763, 27.422, 0.7305),
         ),
         PretrainedWeights(
             name="sparsesr_t_x2.quickstart",

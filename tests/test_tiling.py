@@ -137,8 +137,20 @@ def test_a_window_forgets_rows():
     assert window.get(0, 3)[0, :, 0].tolist() == [0, 0, 1]
     assert taken == [0, 1]
     assert window.get(9, 12)[0, :, 0].tolist() == [4, 5, 5]
-    assert sum(part.shape[-2] for part in window._kept) == 4
+    assert sum(part.shape[-2] for part in window._kept) == 3
     assert window.get(10, 12)[0, :, 0].tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("width", [3, 1 << 18])  # in the heap, and apart from it
+def test_a_window_that_moves_in_steps_does_not_grow(width):
+    """Each time it overlaps what it showed before, as rows of tiles with their margins do."""
+    rows = (torch.full((1, 5, width), float(y // 5)) for y in range(0, 200, 5))
+    window = RowWindow(rows)
+    for top in range(0, 180, 10):
+        shown = window.get(top, top + 18)
+        assert shown[0, :, 0].tolist() == [y // 5 for y in range(top, top + 18)]
+        storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in window._kept}
+        assert sum(storages.values()) <= (18 + 5) * width * 4
 
 
 # --- margins
