@@ -5,15 +5,12 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress, track
+from rich.progress import Progress
 
-from sr.checkpoint import load
 from sr.data import PatchDataset, streaming
 from sr.data import download as sets
 from sr.data.check import check as find_faults
 from sr.errors import SRError, run_script
-from sr.image import save_image, to_image
-from sr.inference import Upscaler
 
 
 def read_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
@@ -69,6 +66,7 @@ def preview(args: argparse.Namespace) -> None:
         columns = {"GT": gt, "LQ": torch.stack([s["lq"] for s in samples])}
     else:
         columns = {"GT": gt} | {f"LQ {i + 1}": data.degrade(gt / 255, i)[0] for i in range(args.draws)}
+    from sr.image import save_image
     from sr.preview import contact_sheet
 
     rows = [[column[i] for column in columns.values()] for i in range(args.rows)]
@@ -78,20 +76,16 @@ def preview(args: argparse.Namespace) -> None:
 
 def distill(args: argparse.Namespace) -> None:
     """Write what a trained network makes of a config's pictures, for a smaller one to learn from as if it were GT."""
+    from sr.distill import distill as write
+
     data = read_config(args)
-    teacher = load(args.teacher)
-    if teacher.scale != data.scale:
-        raise SRError(f"{args.teacher} enlarges {teacher.scale} times, the network of {args.config} {data.scale} times")
-    upscaler = Upscaler(teacher, dtype=torch.bfloat16)  # noise of half a level of 255, far below the teacher's errors
+    if data.degradation is not None:
+        raise SRError("the teacher's pictures are made of clean LQ; leave data.degradation out")
     for pictures in data.train_sets:
-        pictures.prepare(data.scale)
-        for i, name in enumerate(track(pictures.names, pictures.name, console=Console(stderr=True), transient=True)):
-            gt, lq = (args.to / part / pictures.name / f"{name}.png" for part in ("GT", "LQ"))
-            if not gt.is_file():  # which is written last
-                small, _ = pictures.pair(i)
-                for path, picture in ((lq, small), (gt, upscaler(small))):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    save_image(to_image(picture / 255), path)
+        pictures.prepare(data.scale, data.on_error)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("distilling", total=sum(map(len, data.train_sets)))
+        write(data.train_sets, data.scale, args.teacher, args.to, lambda: bar.advance(task))
     folders = f"gt: {args.to}/GT, lq: {args.to}/LQ"
     print(f"train on them with data.train: {{class_path: sr.data.PairedFolder, init_args: {{{folders}}}}}")
 

@@ -15,6 +15,7 @@ import sr.degradations
 from sr.registry import did_you_mean, list_archs, list_models
 
 _LONGEST = 300
+_YAML_FAULT = r'([^":\n]+?)\s+in "<[^"]+>", line (\d+)'  # what, and where; the last one says what is wrong
 _KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
 _read_yaml = get_loader("yaml")
 
@@ -72,12 +73,8 @@ def explain(message: str, parser: ArgumentParser) -> str:
         return f"{place}expected a class_path; a folder is given as class_path sr.data.GTFolder with init_args.root"
     if found := re.search(r'Parser key "(\w+)":\s+(?:- )?Expected a path but (\S+)', message):
         return f"{place}{found[2]!r} is not a value of {found[1]}"
-    if "Problems parsing config:" in message and (
-        found := re.search(
-            r'\s(did not find|found|could not find|mapping values)([^"]+?)\s+in "[^"]+", line (\d+)', message
-        )
-    ):
-        return f"a config is not YAML: line {found[3]}: {' '.join((found[1] + found[2]).split())}"
+    if "Problems parsing config:" in message and (found := re.findall(_YAML_FAULT, message)):
+        return f"a config is not YAML: line {found[-1][1]}: {' '.join(found[-1][0].split())}"
     if "Unexpected config:" in message:
         return "the config is empty, or not a mapping of keys to values"
     if "is abstract" in message or "Not a valid subclass of" in message:

@@ -7,7 +7,7 @@ its last checkpoint. Only the timing, which needs all networks in one process, i
 
 The output folder holds ``NETWORK/seedN/``, with the config of the run (``train.yaml``), the run's own folder and its
 scores (``scores.json``); and ``leaderboard.md``, ``leaderboard.json`` and ``leaderboard.png``. The runs' own folders
-may be removed: configs and scores are enough to add networks to a published leaderboard.
+may be removed: configs and scores are enough to add networks (not sets) to a published leaderboard.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Board:
         return {name: (card["latency"]["median_ms"], self.psnr(name)) for name, card in self.cards.items()}
 
     def markdown(self) -> str:
-        """The table, best PSNR first, and the efficiency cards."""
+        """The table, by PSNR on the ranking set, and the efficiency cards."""
         sets = list(self.scores[BICUBIC])
         front = pareto_front(self.points())
         rows = [[BICUBIC, "", "", "", "", *(self._cell(BICUBIC, s) for s in sets)]]
@@ -192,7 +192,8 @@ class Board:
             for name, card in self.cards.items()
         }
         content = {"sr": sr.__version__, "torch": torch.__version__, "protocol": dataclasses.asdict(_PROTOCOL)}
-        content |= {"settings": dataclasses.asdict(self.settings), "bicubic": self.scores[BICUBIC]}
+        content |= {"settings": dataclasses.asdict(self.settings), "ranking": self.ranking}
+        content["bicubic"] = self.scores[BICUBIC]
         return json.dumps(content | {"networks": networks, "failed": self.failed}, indent=1) + "\n"
 
     def draw(self, path: Path) -> None:
@@ -263,13 +264,13 @@ def run_leaderboard(settings: Settings, output: Path, train: Train) -> Board:
     for number, run in enumerate(runs, 1):
         print(f"[{number}/{len(runs)}] {run.name}, seed {run.seed}", flush=True)
         try:
-            found = run.score(networks[run.name], sets, train, settings.timing.get("device"))
+            checkpoint = run.finish(networks[run.name], train) if run.unscored(sets) else None
         except SRError as e:  # the others can still be compared
             failed[f"{run.name}, seed {run.seed}"] = str(e)
             log.warning("%s, seed %d: %s", run.name, run.seed, e)
             continue
         seeds.setdefault(run.name, []).append(run.seed)
-        for who, by_set in found.items():
+        for who, by_set in run.score(checkpoint, sets, settings.timing.get("device")).items():
             for set_name, score in by_set.items():
                 known = scores.setdefault(BICUBIC if who == BICUBIC else run.name, {}).setdefault(set_name, [])
                 if who != BICUBIC or not known:
@@ -296,6 +297,8 @@ class _Run:
     def finish(self, network: SRNetwork, train: Train) -> Path:
         """Train to the end, if that is not done yet; gives the last checkpoint."""
         checkpoint = self._checkpoint()
+        if checkpoint is None and self._known():
+            raise SRError(f"its scores are there, but not its weights; remove {self._file} to train it again")
         if checkpoint and resume_step(checkpoint, network) >= self.steps:
             return checkpoint
         arguments = ["--config", str(self.folder / "train.yaml"), "--seed_everything", str(self.seed)]
@@ -306,27 +309,33 @@ class _Run:
             raise SRError("the training ended before its last step")
         return checkpoint
 
+    def unscored(self, sets: Mapping[str, PictureSet]) -> list[str]:
+        """Sets that have no scores yet."""
+        return [root for root in sets if root not in self._known()]
+
+    def score(self, checkpoint: Path | None, sets: Mapping[str, PictureSet], device: str | None) -> dict[str, Any]:
+        """``bicubic`` and ``own`` -> set -> PSNR and SSIM; what was scored before is read from a file."""
+        known = self._known()
+        if checkpoint is not None:
+            model = NetworkModel("own", str(checkpoint), Upscaler(load(checkpoint), device=device))
+        for root in self.unscored(sets):
+            found = list(evaluate([model], sets[root], [_PROTOCOL]))
+            result = SetScores(sets[root].name, sets[root].scale, [BICUBIC, "own"], found)
+            means = {who: result.mean(who, _PROTOCOL) for who in result.models}
+            known[root] = {who: {"psnr": mean.psnr, "ssim": mean.ssim} for who, mean in means.items()}
+            _write(self._file, json.dumps(known, indent=1) + "\n")
+        return {who: {sets[root].name: known[root][who] for root in sets} for who in (BICUBIC, "own")}
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "scores.json"
+
+    def _known(self) -> dict[str, Any]:
+        return json.loads(self._file.read_text()) if self._file.is_file() else {}
+
     def _checkpoint(self) -> Path | None:
         found = self.folder.glob("*/checkpoints/last.ckpt")
         return max(found, key=lambda path: int(path.parents[1].name), default=None)
-
-    def score(
-        self, network: SRNetwork, sets: Mapping[str, PictureSet], train: Train, device: str | None
-    ) -> dict[str, Any]:
-        """``bicubic`` and ``own`` -> set -> PSNR and SSIM; what was scored before is read from a file."""
-        file = self.folder / "scores.json"
-        known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        missing = {root: pictures for root, pictures in sets.items() if root not in known}
-        if missing:
-            checkpoint = self.finish(network, train)
-            model = NetworkModel("own", str(checkpoint), Upscaler(load(checkpoint), device=device))
-        for root, pictures in missing.items():
-            found = list(evaluate([model], pictures, [_PROTOCOL]))
-            result = SetScores(pictures.name, pictures.scale, [BICUBIC, "own"], found)
-            means = {who: result.mean(who, _PROTOCOL) for who in result.models}
-            known[root] = {who: {"psnr": mean.psnr, "ssim": mean.ssim} for who, mean in means.items()}
-            _write(file, json.dumps(known, indent=1) + "\n")
-        return {who: {sets[root].name: known[root][who] for root in sets} for who in (BICUBIC, "own")}
 
 
 def _plan(settings: Settings, name: str, seed: int, output: Path) -> _Run:

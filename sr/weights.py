@@ -143,9 +143,9 @@ PRETRAINED: dict[str, PretrainedWeights] = {
         ),
         _photos(
             3,
-            "65f494ffae08a1ee41fc6f215f0e5a0561891e8b3700a1da19e4f129587d6e43",
-            1513988,
-            _scores(33.838, 0.9233, 30.013, 0.8353, 28.837, 0.7991),
+            "ab7945c5cd50a875bf5ab430acf233c714da3e929395b22882a26e8d891f2bd7",
+            1514380,
+            _scores(33.965, 0.9243, 30.087, 0.8370, 28.909, 0.8007),
         ),
         _photos(
             4,

@@ -61,6 +61,7 @@ def test_an_empty_list_of_validation_sets_is_no_list(config, start):
     [
         ("model: [a\n", "line 2: did not find expected ',' or ']'"),
         ("model:\n  a: 1\n b: 2\n", "line 3: did not find expected key"),
+        ("model: - a\n", "line 1: block sequence entries are not allowed in this context"),
         ("model: a: b\n", "line 1: mapping values are not allowed in this context"),
     ],
 )

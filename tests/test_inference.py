@@ -257,6 +257,18 @@ def test_rows_are_those_of_the_whole_picture(channels, arguments):
     assert np.array_equal(np.concatenate(parts), expected)
 
 
+def test_a_picture_of_many_tiles_is_cut_into_equal_ones(monkeypatch):
+    """Or the memory that they take falls into pieces. Few tiles are as small as they can be."""
+    upscaler = sr.Upscaler(Blur(), device="cpu", tile=16)
+    shapes, run = [], upscaler.run.network.forward
+    monkeypatch.setattr(upscaler.run.network, "forward", lambda x: shapes.append(x.shape) or run(x))
+    for edge, equal in ((16 * 10, True), (16 * 4, False)):
+        shapes.clear()
+        picture = torch.rand(3, edge, edge)
+        torch.testing.assert_close(upscaler(picture), Blur()(picture[None])[0].clamp(0, 1))
+        assert (len(set(shapes)) == 1) == equal and len(shapes) == (edge // 16) ** 2
+
+
 def test_rows_are_read_no_earlier_than_needed():
     read = 0
 

@@ -124,11 +124,20 @@ def test_trains_scores_times_and_goes_on_where_it_stopped(settings, monkeypatch,
     with Image.open(output / "leaderboard.png") as image:
         assert image.width > 500 and len(image.convert("RGB").getcolors(1 << 24)) > 50
 
-    # Once more: nothing is trained or scored again. A set that comes later is scored, an added network trained.
+    # Once more, of what a published leaderboard consists of: nothing is trained or scored again.
     monkeypatch.setattr(leaderboard, "evaluate", None)
+    for run in output.glob("*/seed*/001"):
+        shutil.rmtree(run)
     train = Trainer()
     again = run_leaderboard(settings, output, train)
     assert not train.calls and again.scores == board.scores
+
+    # A set that comes later cannot be scored without the weights.
+    more = copy.deepcopy(settings)
+    more.data.append(more.train["data"]["train"]["init_args"]["root"])
+    with pytest.raises(SRError, match="no run is finished: its scores are there, but not its weights"):
+        run_leaderboard(more, output, train)
+    assert not train.calls
 
     # Runs of other settings are not mixed with these.
     changed = copy.deepcopy(settings)
@@ -193,6 +202,22 @@ def test_a_file_that_is_no_leaderboard(tmp_path, text, message):
         read_settings(path)
 
 
+def test_the_last_set_ranks(settings):
+    """Two networks that two sets order differently."""
+    scores = {"bicubic": (20.0, 20.0), "tiny": (30.0, 25.0), "SAFMN": (29.0, 25.5)}
+    sets = {
+        name: {key: [{"psnr": psnr, "ssim": 0.5}] for key, psnr in zip(("Set5", "B100"), both, strict=True)}
+        for name, both in scores.items()
+    }
+    networks = {name: leaderboard._build(name, settings.networks[name], 2) for name in ("tiny", "SAFMN")}
+    cards = efficiency.cards(networks, size=(32, 24), run=efficiency.Run(repeats=2))
+    board = leaderboard.Board(settings, {"tiny": [0], "SAFMN": [0]}, sets, cards, {})
+    assert board.ranking == "B100" and board.psnr("SAFMN") == 25.5
+    rows = [line.split("|")[1].strip(" *") for line in board.markdown().splitlines() if line.startswith("|")]
+    assert rows[2:5] == ["bicubic", "SAFMN", "tiny"]
+    assert json.loads(board.json())["ranking"] == "B100"
+
+
 def test_pareto_front():
     points = {"slow": (9.0, 30.0), "fast": (1.0, 27.0), "worse": (5.0, 26.0), "good": (2.0, 29.0), "equal": (2.0, 28.0)}
     assert pareto_front(points) == ["fast", "good", "slow"]
@@ -232,12 +257,12 @@ def test_how_a_training_process_ends_is_understood(benchmark_script, monkeypatch
 
 
 # As published for x4: in the networks' papers, or what their authors' own code or weights count.
-PARAMETERS = {"SAFMN": 239_520, "SwinIR-light": 929_628, "Compact": 621_424, "imdn": 715_176, "bsrn": 352_400}
+PARAMETERS = {"SAFMN": 239_520, "SwinIR-light": 929_628, "Compact": 621_424, "smfanet": 197_328}
 
 
 def test_the_shipped_networks_have_their_published_sizes():
     settings = read_settings(ROOT / "configs" / "leaderboard_cpu.yaml")
-    assert settings.scale == 4 and settings.seeds == [0, 1]
+    assert settings.scale == 4 and settings.seeds == [0, 1] and PARAMETERS.keys() <= settings.networks.keys()
     for name, entry in settings.networks.items():
         network = leaderboard._build(name, entry, 4)
         parameters = sum(p.numel() for p in network.parameters())

@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 import sr
 from sr.data import GTFolder
+from sr.distill import distill
 from sr.errors import SRError
 from sr.image import read_rgb
 
@@ -105,11 +106,24 @@ def test_a_teacher_writes_what_a_smaller_network_learns_from(run, written, confi
 
     monkeypatch.setattr(sr.Upscaler, "__call__", None)  # what is there is not computed again
     run("distill", "--config", "x.yaml", "--teacher", teacher, "--to", "taught")
-    again = run("distill", "--config", "x.yaml", "--teacher", "sparsesr_s_x3.photos", "--to", "other", status=2)
-    assert again.stderr.splitlines()[-1] == (
-        "error: sparsesr_s_x3.photos enlarges 3 times, the network of x.yaml 2 times"
-    )
+    degraded = ("--data.degradation", ROOT / "configs" / "degradations" / "bsrgan.yaml")
+    for arguments, message in (
+        (("sparsesr_s_x3.photos", "--to", "other"), "the teacher sparsesr_s_x3.photos enlarges 3 times; this training"),
+        (("sparsesr_s_x2.photos", "--to", "taught"), "taught holds pictures of another teacher or scale"),
+        ((teacher, "--to", "other", *degraded), "the teacher's pictures are made of clean LQ"),
+    ):
+        refused = run("distill", "--config", "x.yaml", "--teacher", *arguments, status=2)
+        assert refused.stderr.splitlines()[-1].startswith(f"error: {message}")
     assert not (written / "other").exists()
+
+
+def test_sets_of_one_name_are_not_distilled_into_one_folder(written):
+    sets = [GTFolder("train"), GTFolder("val", name="train")]
+    for pictures in sets:
+        pictures.prepare(2)
+    with pytest.raises(SRError, match="two sets have the name 'train'"):
+        distill(sets, 2, "sparsesr_t_x2.quickstart", Path("taught"))
+    assert not Path("taught").exists()
 
 
 def test_preview_shows_gt_beside_what_is_made_of_it(run, written):

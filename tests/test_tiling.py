@@ -125,6 +125,29 @@ def test_rows_of_tiles_need_the_picture_in_parts_only(heights):
     assert len(count) == len(layout[0]) * len(layout[1])
 
 
+@pytest.mark.parametrize("tile", [8, 64])
+def test_rows_come_back_to_the_device_of_the_picture(tile):
+    """The device ``meta`` stands in for a GPU: nothing can be fetched from it, but a copy from it is asked for."""
+    layout = [spans(n, tile, Margin(0)) for n in (20, 30)]
+    rows = upscale_rows(iter([torch.rand(1, 3, 20, 30)]), *layout, lambda x: Nearest()(x).to("meta"), 2, lambda: None)
+    with pytest.raises(NotImplementedError, match="meta"):
+        next(rows)
+
+
+def test_rows_that_were_handed_on_are_not_written_to_again():
+    """Kept by whoever takes them, while later rows of tiles of other heights are made; also across inference mode."""
+    x = torch.rand(1, 3, 50, 20)
+    layout = [spans(n, 16, Margin(8, exact=False)) for n in x.shape[-2:]]
+    rows = upscale_rows(iter([x]), *layout, Nearest(), 2, lambda: None)
+    with torch.inference_mode():
+        first = next(rows)
+        copy = first.clone()
+    parts = [first, *rows]
+    assert torch.equal(first, copy)
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == len(parts) > 3
+    torch.testing.assert_close(torch.cat(parts, -2), Nearest()(x))
+
+
 def test_a_window_forgets_rows():
     taken = []
 

@@ -39,7 +39,7 @@ def available_memory(device: torch.device) -> int:
 def give_back_memory() -> None:
     """Return to the system what was freed; does nothing where the C library offers no way.
 
-    :mod:`sr.process` has freed memory kept, which is faster. Tiles of several shapes leave ever more gaps in it.
+    :mod:`sr.process` has freed memory kept, which is faster; rows of tiles leave gaps in it.
     """
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)

@@ -23,7 +23,7 @@ _CLOSE = 2e-3  # half of one of 255 levels
 
 
 class TileRunner:
-    """Runs a network over tiles, wherever these lie, and gives float32 results there.
+    """Runs a network over tiles, wherever these lie, and gives float32 results on its own device.
 
     Args:
         network: in evaluation mode, on ``device``.

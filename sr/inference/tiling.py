@@ -142,7 +142,8 @@ def upscale_rows(
     """
     window = RowWindow(parts)
     if len(rows) == len(columns) == 1:
-        whole = run(window.get(rows[0].first, rows[0].end))
+        strip = window.get(rows[0].first, rows[0].end)
+        whole = run(strip).to(strip.device)
         done()
         yield from whole.split(_piece_rows(whole), -2)
         return
@@ -152,7 +153,8 @@ def upscale_rows(
         strip = window.get(y.first, y.end)
         if buffer is None:
             most = max(y.stop - y.start for y in rows)
-            buffer = empty_apart((*strip.shape[:2], most * scale, columns[-1].stop * scale), strip)
+            with torch.inference_mode(False):  # whoever takes the rows may leave that mode in between
+                buffer = empty_apart((*strip.shape[:2], most * scale, columns[-1].stop * scale), strip)
         out = buffer[..., : (y.stop - y.start) * scale, :].zero_()
         _add_tiles(out, strip, y, columns, run, scale, done)
         if shared is not None:
@@ -210,6 +212,8 @@ def upscale_tiled(network: SRNetwork, lq: Tensor, tile: int | None) -> Tensor:
     """
     margin = declared_margin(network)
     rows, columns = (spans(size, tile, margin) for size in lq.shape[-2:])
+    if len(rows) == len(columns) == 1:
+        return network(lq)
     return torch.cat(list(upscale_rows(iter([lq]), rows, columns, network, network.scale, lambda: None)), -2)
 
 

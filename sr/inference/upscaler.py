@@ -37,7 +37,7 @@ from sr.rows import RowWindow
 LARGEST_FACTOR = 64
 _PART = 256  # rows of the input that are taken at a time
 _CPU_BYTES = 1 << 30  # the most that a tile and the finished part of its row of tiles take on a CPU together
-_MANY_TILES = 8  # along an edge, from which on those at its ends may just as well be as large as the others
+_MANY_TILES = 8  # along an edge; with more, those at its ends may just as well be as large as the others
 _STRIP_BYTES = 1 << 28  # the most that the latter takes, on any device
 _LOCK = threading.Lock()  # of what upscalers measure once; not a member, so that an upscaler can be copied
 
