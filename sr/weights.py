@@ -137,9 +137,9 @@ PRETRAINED: dict[str, PretrainedWeights] = {
     for record in (
         _photos(
             2,
-            "7b081e8d2860324babe37a16c579a8b1f85a7ea92ac9c62f32c130944fc50cf1",
-            1487968,
-            _scores(37.578, 0.9593, 33.208, 0.9143, 31.879, 0.8962),
+            "ad5531b4cbb79bb0f4d0701b015cee9cca95109128f37d329a2c66e888e6b6b1",
+            1488400,
+            _scores(37.787, 0.9600, 33.373, 0.9159, 32.012, 0.8976),
         ),
         _photos(
             3,
