@@ -73,8 +73,8 @@ def explain(message: str, parser: ArgumentParser) -> str:
         return f"{place}expected a class_path; a folder is given as class_path sr.data.GTFolder with init_args.root"
     if found := re.search(r'Parser key "(\w+)":\s+(?:- )?Expected a path but (\S+)', message):
         return f"{place}{found[2]!r} is not a value of {found[1]}"
-    if "Problems parsing config:" in message and (found := re.findall(_YAML_FAULT, message)):
-        return f"a config is not YAML: line {found[-1][1]}: {' '.join(found[-1][0].split())}"
+    if "Problems parsing config:" in message and (faults := re.findall(_YAML_FAULT, message)):
+        return f"a config is not YAML: line {faults[-1][1]}: {' '.join(faults[-1][0].split())}"
     if "Unexpected config:" in message:
         return "the config is empty, or not a mapping of keys to values"
     if "is abstract" in message or "Not a valid subclass of" in message:
