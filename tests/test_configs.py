@@ -109,6 +109,9 @@ def test_commands_at_the_head_of_a_config_are_right(path, read):
     scale = yaml.safe_load(path.read_text())["model"]["network"]["init_args"]["scale"]
     sizes = set()
     for command in head.splitlines():
+        if command.startswith("python scripts/prepare_data.py distill"):
+            assert re.search(rf" --config configs/{path.name} +--teacher \S+ --to datasets/\S+$", command)
+            continue
         assert re.match(rf"python scripts/train(_scales)?\.py --config configs/{path.name}(?!\S)", command)
         args = command.split()[4:]
         options = dict(zip(args[::2], args[1::2], strict=True))
