@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from sr.atomic import atomic
 from sr.checkpoint import load
-from sr.data import PictureSet
+from sr.data import PictureSet, check_names
 from sr.errors import SRError
 from sr.image import save_image, to_image
 from sr.inference import Upscaler
@@ -40,12 +41,8 @@ def distill(
     network = load(teacher)
     if network.scale != scale:
         raise SRError(f"the teacher {teacher} enlarges {network.scale} times; this training wants {scale} times")
-    names = [pictures.name for pictures in sets]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise SRError(
-            f"two sets have the name {min(twice)!r}, and would be written to one folder; give one another name"
-        )
-    _claim(folder, {"teacher": teacher, "scale": scale})
+    check_names(sets, "training sets")  # or they would be written to one folder
+    _claim(folder, json.dumps({"teacher": teacher, "scale": scale}) + "\n")
     upscaler = Upscaler(network, dtype=torch.bfloat16)
     for pictures in sets:
         for i, name in enumerate(pictures.names):
@@ -64,13 +61,16 @@ def distill(
             done()
 
 
-def _claim(folder: Path, what: dict[str, str | int]) -> None:
-    """Write whose pictures the folder holds, or make sure that it is the same."""
+def _claim(folder: Path, what: str) -> None:
+    """Write whose pictures the folder holds, or make sure that it says the same."""
     file = folder / "distilled.json"
     try:
-        if file.is_file() and json.loads(file.read_text()) != what:
-            raise SRError(f"{folder} holds pictures of another teacher or scale ({file.name}); choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(what) + "\n")
+        known = file.read_bytes() if file.is_file() else None
     except OSError as e:
-        raise SRError(f"cannot write {file} ({e.strerror}); choose another folder") from e
+        raise SRError(f"cannot use the folder {folder} ({e.strerror}); choose another") from e
+    if known is None:
+        with atomic(file) as part:
+            part.write(what.encode())
+    elif known != what.encode():
+        raise SRError(f"{folder} holds pictures of another teacher or scale ({file.name}); choose another folder")

@@ -311,7 +311,8 @@ class _Run:
 
     def unscored(self, sets: Mapping[str, PictureSet]) -> list[str]:
         """Sets that have no scores yet."""
-        return [root for root in sets if root not in self._known()]
+        known = self._known()
+        return [root for root in sets if root not in known]
 
     def score(self, checkpoint: Path | None, sets: Mapping[str, PictureSet], device: str | None) -> dict[str, Any]:
         """``bicubic`` and ``own`` -> set -> PSNR and SSIM; what was scored before is read from a file."""

@@ -216,7 +216,7 @@ def _read_safetensors(path: Path, size: int) -> tuple[dict[str, str], dict[str, 
 def _check_zip(path: Path) -> None:
     """Nothing is compressed, claims more than there is, or differs from its checksum; PyTorch checks none of it."""
     if not zipfile.is_zipfile(path):
-        raise SRError(f"{path}: damaged: it is cut short; download or copy it again")
+        raise SRError(f"{path}: damaged, or not a PyTorch file (cut short, or something was appended to it)")
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         names = [entry.filename for entry in entries]

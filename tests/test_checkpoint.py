@@ -70,9 +70,11 @@ def test_a_file_that_does_not_fit_is_refused(path, tmp_path, change, message):
 
 
 def test_files_that_cannot_be_read(path, tmp_path):
+    torch.save({"a": torch.zeros(99)}, tmp_path / "whole.pth")
     cases = {
         "missing.safetensors": (None, "no weights file at"),
         "cut.safetensors": (path.read_bytes()[:1000], "damaged, or not a safetensors file"),
+        "cut.pth": ((tmp_path / "whole.pth").read_bytes()[:500], r"damaged, or not a PyTorch file \(cut short, or"),
         "empty.pth": (b"", "damaged, or not a PyTorch file"),
         "text.pth": (b"hello\n", "damaged, or not|refused"),
         "notes.txt": (b"hello\n", "not a weights file"),

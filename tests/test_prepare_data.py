@@ -121,7 +121,7 @@ def test_sets_of_one_name_are_not_distilled_into_one_folder(written):
     sets = [GTFolder("train"), GTFolder("val", name="train")]
     for pictures in sets:
         pictures.prepare(2)
-    with pytest.raises(SRError, match="two sets have the name 'train'"):
+    with pytest.raises(SRError, match="two training sets are called 'train'"):
         distill(sets, 2, "sparsesr_t_x2.quickstart", Path("taught"))
     assert not Path("taught").exists()
 

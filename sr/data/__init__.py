@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sr.data.folders import BenchmarkFolder, GTFolder, PairedFolder, PictureSet, find_pictures
+from sr.data.folders import BenchmarkFolder, GTFolder, PairedFolder, PictureSet, check_names, find_pictures
 from sr.data.patches import PatchDataset, PictureDataset
 from sr.data.streaming import StreamingGTDataset
 
@@ -20,6 +20,7 @@ __all__ = [
     "PictureSet",
     "SRDataModule",
     "StreamingGTDataset",
+    "check_names",
     "find_pictures",
 ]
 

@@ -314,6 +314,14 @@ def find_pictures(root: str | Path, scale: int, name: str | None = None) -> Pict
     return pictures
 
 
+def check_names(sets: Sequence[PictureSet], kind: str) -> None:
+    """Refuse two sets of one name, where files or columns are named after them; ``kind`` is a plural."""
+    names = [pictures.name for pictures in sets]
+    for name in names:
+        if names.count(name) > 1:
+            raise SRError(f"two {kind} are called {name!r}; give one of them another name")
+
+
 def _hw(size: Sequence[int]) -> str:
     """``width x height``, the order in which picture sizes are spoken of."""
     return f"{size[1]}x{size[0]}"

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from sr.data.folders import OnError, PictureSet
+from sr.data.folders import OnError, PictureSet, check_names
 from sr.data.pack import open_pack
 from sr.data.patches import PatchDataset, PictureDataset
 from sr.data.streaming import StreamingGTDataset
@@ -137,10 +137,7 @@ class SRDataModule(LightningDataModule):
             self.train_dataloader()  # finds faults of the chunks before the first step
 
     def _check(self) -> None:
-        names = [s.name for s in self.val_sets]
-        for name in names:
-            if names.count(name) > 1:
-                raise SRError(f"two validation sets are called {name!r}; give one of them another name")
+        check_names(self.val_sets, "validation sets")
         for size in self.gt_sizes[:-1]:
             if not 0 < size <= self.gt_size or size % self.scale:
                 raise SRError(

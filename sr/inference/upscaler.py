@@ -1,12 +1,7 @@
 """Upscale pictures: any kind and size in, the same kind out, in tiles that memory has room for.
 
-What decided the defaults, measured on a CPU (AMD EPYC with AVX-512 and its bfloat16, one thread):
-
-* Microseconds for a pixel do not depend on the picture's size: sparsesr_s x2 takes 8.6, 8.9, 8.9 at edges of 128, 256,
-  512, SPAN x2 9.1, 8.7, 8.8. So nothing is gained from small tiles, while a margin of 72 makes 2.4 times the work of a
-  tile of 256. A tile is as large as a fixed share of memory allows, and a picture that fits is one tile.
-* bfloat16 is 1.6 to 1.9 times as fast, but moves single pixels by 5 of 255 levels (sparsesr_t_x2.quickstart on a
-  photograph): a CPU computes in float32 unless told otherwise.
+A tile is as large as a fixed share of memory allows, and a picture that fits is one tile; a CPU computes in float32
+unless told otherwise. The README beside this file has the measurements that decided it.
 """
 
 from __future__ import annotations

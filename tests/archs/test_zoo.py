@@ -35,6 +35,9 @@ FILES = {
 # Pictures that the published code made.
 RESULTS = {"IMDN_x4": "IMDN_x4", "BSRN_x2": "net_g_BSRN_x2", "SMFANet_plus_DF2K_x3": "SMFANet_plus_DF2K_100w_x3SR"}
 
+# As published for x4.
+PARAMETERS = {"imdn": 715_176, "bsrn": 352_400}
+
 TINY = {
     "imdn": lambda scale: IMDN(scale=scale, dim=16, blocks=2),
     "rlfn": lambda scale: RLFN(scale=scale, dim=8, blocks=2),
@@ -42,6 +45,12 @@ TINY = {
     "pan": lambda scale: PAN(scale=scale, dim=8, blocks=2, up_dim=6),
     "smfanet": lambda scale: SMFANet(scale=scale, dim=8, blocks=2),
 }
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_sizes_are_the_published_ones(name):
+    network = sr.create_model(name, scale=4)
+    assert sum(p.numel() for p in network.parameters()) == PARAMETERS[name]
 
 
 @pytest.fixture(autouse=True)
