@@ -138,6 +138,8 @@ def main(args: argparse.Namespace) -> int:
         raise sr.SRError("--json and the picture would both go to standard output; give a file with -o")
     if to_stdout and sys.stdout.isatty():
         raise sr.SRError("the picture would be shown as text; send it to a file with > or -o")
+    if args.manifest and any(job.target and job.target.resolve() == args.manifest.resolve() for job in jobs):
+        raise sr.SRError(f"{args.manifest} would be the manifest and a result; give one of them another name")
     with Report(len(jobs), as_json=args.json, manifest=args.manifest, picture_on_stdout=to_stdout) as report:
         batch = Batch(
             upscaler,

@@ -86,6 +86,8 @@ def test_what_the_format_cannot_hold_fails_before_it_is_computed(upscale, monkey
         (["a.png", "--skip-existing", "--overwrite"], "leave one out"),
         (["a.png", "--shard", "3/2"], "--shard"),
         (["a.png", "--manifest", "gone/log.jsonl"], "cannot write the manifest gone/log.jsonl"),
+        (["a.png", "--manifest", "a.png"], "a.png holds something else than a manifest; give --manifest another name"),
+        (["a.png", "-o", "b.png", "--manifest", "./b.png"], "b.png would be the manifest and a result"),
         (["a.png", "-o", "-", "--json"], "--json"),
         (["gone.png"], "gone.png does not exist"),
     ],
@@ -160,6 +162,19 @@ def test_a_broken_picture_in_a_pipe(upscale, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))
     result = upscale("-")
     assert (result.status, result.out) == (1, "") and "failed: -: " in result.err and "not a picture" in result.err
+
+
+def test_a_full_standard_output_is_told_in_words(upscale, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    save("a.png")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("a.png").read_bytes())))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(Full()))
+    result = upscale("-")
+    assert result.status == 1
+    assert "failed: -: cannot write to standard output (No space left on device)" in result.err
 
 
 def test_what_a_killed_run_left_is_removed(upscale):

@@ -235,8 +235,8 @@ def _checked(jobs: list[Job], *, skip_existing: bool, overwrite: bool) -> list[J
         key = os.path.normcase(resolve(job.target.parent) / job.target.name)
         if key in taken:
             raise SRError(
-                f"{taken[key].source} and {job.source} would both become {job.target}; rename one, upscale them "
-                "separately, or let --ext or --suffix tell them apart"
+                f"{taken[key].source} and {job.source} would both become {job.target}; rename one, or "
+                "upscale them into different folders"
             )
         taken[key] = job
         if job.target.is_dir():

@@ -153,8 +153,11 @@ class _Bars:
 def _append_to(path: Path) -> BinaryIO:
     """A file to add lines to, unbuffered; a line that a killed process left unfinished is ended."""
     try:
+        known = path.read_bytes() if path.is_file() else b""
+        if known and not known.startswith(b"{"):  # a picture, for instance, which lines would damage
+            raise SRError(f"{path} holds something else than a manifest; give --manifest another name")
         file = path.open("ab", buffering=0)
-        if file.tell() and path.read_bytes()[-1:] != b"\n":
+        if known and not known.endswith(b"\n"):
             file.write(b"\n")
     except OSError as e:
         raise SRError(f"cannot write the manifest {path} ({e.strerror or e}); check its folder") from e

@@ -224,8 +224,11 @@ class Batch:
         if item.target is not None:
             write_picture(picture, item.target, item.format, self.quality)
         else:
-            write_picture(picture, sys.stdout.buffer, item.format, self.quality)
-            sys.stdout.buffer.flush()
+            try:
+                write_picture(picture, sys.stdout.buffer, item.format, self.quality)
+                sys.stdout.buffer.flush()
+            except OSError as e:
+                raise SRError(f"cannot write to standard output ({e.strerror or e})") from e
 
 
 @dataclass
