@@ -117,9 +117,7 @@ def test_an_earlier_result_beside_its_input_is_no_input(folder, option):
 
 def test_two_inputs_for_one_output_are_refused(folder):
     make("in/a.png", "in/a.jpg")
-    with pytest.raises(
-        SRError, match=r"in/a.jpg and in/a.png would both become out/a.png; rename one, or upscale"
-    ):
+    with pytest.raises(SRError, match=r"in/a.jpg and in/a.png would both become out/a.png; rename one, or upscale"):
         plan(["in"], "out", NAMING)
     make("x/a.png")
     Path("alias").symlink_to("in")
