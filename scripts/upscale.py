@@ -23,21 +23,28 @@ exit status: 0 all done, 1 some pictures failed (one line each), 2 a mistake in 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def pair(text: str, between: str) -> tuple[int, int]:
-    first, _, second = text.partition(between)
-    return int(first), int(second)
+def pair(text: str, between: str, example: str) -> tuple[int, int]:
+    try:
+        first, second = map(int, text.split(between))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form {example}") from None
+    return first, second
 
 
 def size(text: str) -> tuple[int, int]:
-    return pair(text, "x")
+    return pair(text, "x", "WIDTHxHEIGHT, e.g. 3840x2160")
 
 
 def part(text: str) -> tuple[int, int]:
-    return pair(text, "/")
+    return pair(text, "/", "I/N, e.g. 2/8")
 
 
 def tile(text: str) -> int | str | None:
-    return text if text == "auto" else int(text) or None
+    if text == "auto":
+        return text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of pixels (0: no tiles) nor auto")
+    return int(text) or None
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -76,6 +76,20 @@ def test_results_are_replaced_or_kept_and_the_manifest_grows(upscale):
     assert np.array_equal(pixels_of("out/a.png"), twice(pixels))
 
 
+def test_a_note_tells_of_results_of_another_scale_that_are_kept(upscale):
+    save("in/a.png", (7, 5))
+    save("in/b.png", (7, 5))
+    assert upscale("in/a.png", "-o", "out/", "-s", "3").status == 0
+    assert upscale("in/b.png", "-o", "out/").status == 0
+    result = upscale("in", "-o", "out", "--skip-existing", "--json")
+    assert result.status == 0
+    assert result.err.splitlines()[0] == (
+        "note: in/a.png: out/a.png is kept, though it is 21x15, not 14x10; remove it to redo it"
+    )
+    assert result.err.splitlines()[1].startswith("0 done, 2 skipped")
+    assert [json.loads(line)["status"] for line in result.out.splitlines()] == ["skipped", "skipped"]
+
+
 def test_an_input_is_replaced_on_demand(upscale):
     pixels = save("a.png")
     assert upscale("a.png", "-o", "a.png").status == 2

@@ -76,13 +76,13 @@ def test_what_the_format_cannot_hold_fails_before_it_is_computed(upscale, monkey
         (["a.png", "--size", "4x4", "-s", "2"], "leave one out"),
         (["a.png", "--quality", "101"], "--quality lies in 1 to 100"),
         (["a.png", "--ext", "xyz"], "'xyz'"),
-        (["a.png", "-t", "-3"], "at least 1 pixel"),
         (["a.png", "--device", "abacus"], "abacus"),
         (["a.png", "--dtype", "fp16", "--device", "cpu"], "float16 needs a GPU"),
         (["a.png", "--sparsity", "0.5"], "no sparsity"),
         (["a.png", "-o", "a.png"], "is the input as well"),
         (["a.png", "-o", "file/x"], "is a file, not a folder"),
         (["a.png", "-o", "out.xyz"], "suffix '.xyz'"),
+        (["a.png", "-o", "out.jpg", "--ext", "webp"], "out.jpg says another format than .webp"),
         (["a.png", "--skip-existing", "--overwrite"], "leave one out"),
         (["a.png", "--shard", "3/2"], "--shard"),
         (["a.png", "--manifest", "gone/log.jsonl"], "cannot write the manifest gone/log.jsonl"),
@@ -99,6 +99,23 @@ def test_mistakes_in_the_command_take_one_line_and_leave_nothing(upscale, args, 
     assert result.status == 2 and result.out == ""
     assert result.err.startswith("error: ") and message in result.err and result.err.count("\n") == 1
     assert files() == ["a.png", "file"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--size", "abc"], "--size: 'abc' is not of the form WIDTHxHEIGHT, e.g. 3840x2160"),
+        (["--size", "1x2x3"], "'1x2x3' is not of the form"),
+        (["--shard", "2"], "--shard: '2' is not of the form I/N, e.g. 2/8"),
+        (["-t", "-3"], "'-3' is neither a number of pixels (0: no tiles) nor auto"),
+        (["-t", "large"], "'large' is neither"),
+    ],
+)
+def test_values_of_another_form_are_answered_with_the_form(upscale, args, message):
+    save("a.png")
+    result = upscale("a.png", *args)
+    assert result.status == 2 and result.out == "" and message in result.err.splitlines()[-1]
+    assert files() == ["a.png"]
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def plan(
 
     Raises:
         SRError: something is missing or unreadable, there is no picture, two inputs would become one file, an input
-            would be replaced, or the output cannot be written.
+            would be replaced, the output's name says another format than ``naming``, or it cannot be written.
     """
     if STREAM in inputs:
         if len(inputs) > 1:
@@ -121,6 +121,8 @@ def plan(
     if output is not None and len(found) == 1 and found[0].is_file() and _means_file(output):
         if not Path(output).parent.is_dir():
             raise SRError(f"cannot write {output}: the folder {Path(output).parent} does not exist; create it")
+        if naming.ext not in (None, Path(output).suffix.lower()):
+            raise SRError(f"{output} says another format than {naming.ext}; leave --ext out, or change the name")
         jobs.append(Job(found[0], Path(output)))
     else:
         for path in found:

@@ -130,7 +130,7 @@ class Batch:
                 while todo and len(reading) < _AHEAD:
                     job = todo.popleft()
                     if self.skip_existing and job.target is not None and job.target.exists():
-                        yield _finished(self._record(job, "skipped"), None)
+                        yield _finished(self._skip(job, job.target), None)
                     else:
                         reading.append((job, reader.submit(self._read, job, budget)))
                 if writing and (not reading or writing[0][1].done()):
@@ -154,6 +154,19 @@ class Batch:
 
     def _record(self, job: Job, status: str) -> Record:
         return Record(str(job.source or STREAM), str(job.target or STREAM), status, self.model)
+
+    def _skip(self, job: Job, target: Path) -> Record:
+        """The record of a picture that has a result; a note tells if that is one of another scale."""
+        record = self._record(job, "skipped")
+        try:
+            source, there = probe(job.source or b""), probe(target)
+        except SRError:  # whatever it is, it is kept
+            return record
+        width, height = self.upscaler.out_size(source.width, source.height)
+        if (there.width, there.height) != (width, height):
+            found = f"{there.width}x{there.height}"
+            record.notes.append(f"{target} is kept, though it is {found}, not {width}x{height}; remove it to redo it")
+        return record
 
     def _read(self, job: Job, budget: _Budget) -> _Item:
         """On the reader's thread: the header, room in memory, and then the picture."""
