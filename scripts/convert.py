@@ -53,13 +53,12 @@ def export(args: argparse.Namespace) -> None:
         own = {"averaged": checkpoint.inspect(args.file).averaged} | ({"licence": licence} if licence else {})
         sr.save(network, output, info=own | info)
     else:
+        from sr.atomic import write_text
         from sr.card import model_card
         from sr.efficiency import Run, card
 
         cost = info.get("efficiency") or card(network, run=Run(repeats=3))
-        to.write_text(
-            output, model_card(record.name if record else Path(args.file).name, network, cost, metadata, record)
-        )
+        write_text(output, model_card(record.name if record else Path(args.file).name, network, cost, metadata, record))
     compared = "" if difference is None else f" (differs by at most {difference:.1e} from the network)"
     print(f"{args.file} -> {output}{compared}")
 

@@ -37,3 +37,17 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all; its folder is made.
+
+    Raises:
+        SRError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SRError(f"cannot make the folder {path.parent} ({exc.strerror or exc}); choose another") from exc
+    with atomic(path) as file:
+        file.write(text.encode())

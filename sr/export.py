@@ -197,12 +197,6 @@ def check_path(path: Path, suffix: str, inputs: Iterable[str | Path] = ()) -> No
         raise SRError(f"{path} is the input as well, and would be replaced; name another file with -o")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all; SRError if that fails."""
-    with _appearing(path) as part:
-        part.write_text(text, encoding="utf-8")
-
-
 @contextmanager
 def _appearing(path: Path) -> Iterator[Path]:
     """A hidden file in the same folder, which gets its name at the end of the block, or goes."""

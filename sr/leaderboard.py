@@ -17,7 +17,6 @@ import importlib
 import json
 import logging
 import math
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ import torch
 import yaml
 
 import sr
+from sr.atomic import write_text
 from sr.checkpoint import load, resume_step
 from sr.data import PictureSet, find_pictures
 from sr.efficiency import HD, Run, cards, ntire_caption, to_markdown
@@ -279,8 +279,8 @@ def run_leaderboard(settings: Settings, output: Path, train: Train) -> Board:
         raise SRError(f"no run is finished: {next(iter(failed.values()))}")
     measured = cards({name: networks[name] for name in seeds}, size=settings.size, run=Run(**settings.timing))
     board = Board(settings, seeds, scores, measured, failed)
-    _write(output / "leaderboard.md", board.markdown())
-    _write(output / "leaderboard.json", board.json())
+    write_text(output / "leaderboard.md", board.markdown())
+    write_text(output / "leaderboard.json", board.json())
     board.draw(output / "leaderboard.png")
     return board
 
@@ -324,7 +324,7 @@ class _Run:
             result = SetScores(sets[root].name, sets[root].scale, [BICUBIC, "own"], found)
             means = {who: result.mean(who, _PROTOCOL) for who in result.models}
             known[root] = {who: {"psnr": mean.psnr, "ssim": mean.ssim} for who, mean in means.items()}
-            _write(self._file, json.dumps(known, indent=1) + "\n")
+            write_text(self._file, json.dumps(known, indent=1) + "\n")
         return {who: {sets[root].name: known[root][who] for root in sets} for who in (BICUBIC, "own")}
 
     @property
@@ -349,7 +349,7 @@ def _plan(settings: Settings, name: str, seed: int, output: Path) -> _Run:
     config = settings.train | {"model": {"network": network} | model}
     file = output / name / f"seed{seed}" / "train.yaml"
     if not file.is_file():
-        _write(file, yaml.safe_dump(config, sort_keys=False))
+        write_text(file, yaml.safe_dump(config, sort_keys=False))
     elif yaml.safe_load(file.read_text(encoding="utf-8")) != config:
         raise SRError(
             f"{file.parent} was trained with other settings, kept in {file.name}; remove the folder, or choose another "
@@ -388,13 +388,3 @@ def _matplotlib() -> Any:
     except ImportError as e:
         raise SRError("the leaderboard's plot needs matplotlib: pip install -e '.[plots]'") from e
     return Figure
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as e:
-        raise SRError(f"cannot write {path} ({e.strerror}); choose another folder with --output") from e

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 import sr
-from sr.errors import SRError
+from sr.atomic import write_text
 from sr.evaluation.models import BICUBIC
 from sr.evaluation.scores import Mean, PictureScores, mean
 from sr.metrics import Protocol
@@ -124,14 +123,8 @@ class Report:
 
     def write(self, folder: Path) -> None:
         """Write ``results.md``, ``results.csv`` and ``results.json`` into a folder, which is created."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in (("md", self.markdown()), ("csv", self.csv()), ("json", self.json())):
-                part = folder / f".results.{name}.{os.getpid()}.part"
-                part.write_text(text, encoding="utf-8")
-                part.replace(folder / f"results.{name}")
-        except OSError as e:
-            raise SRError(f"cannot write the results to {folder} ({e.strerror}); choose another folder") from e
+        for name, text in (("md", self.markdown()), ("csv", self.csv()), ("json", self.json())):
+            write_text(folder / f"results.{name}", text)
 
     def _table(self, scale: int) -> str:
         sets = [s for s in self.sets if s.scale == scale]
