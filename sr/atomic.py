@@ -6,16 +6,32 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from sr.errors import SRError
 
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open cannot be removed anyway
+    fcntl = None  # type: ignore[assignment]
 
-def part_prefix(path: Path) -> str:
-    """What the names begin with that :func:`atomic` gives to unfinished files; tells what a killed process left."""
-    return f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}."
+
+def _prefix(name: str) -> str:
+    """What the names of a file's unfinished versions begin with."""
+    return f".{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}."
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Claim an open file, until it is closed or this process ends; whether nobody else has."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # claimed, or on a file system that cannot tell
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -27,9 +43,10 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     Raises:
         SRError: the folder cannot be written, the disk is full, or another ``OSError`` of the block.
     """
-    part = path.parent / f"{part_prefix(path)}{secrets.token_hex(4)}.part"
+    part = path.parent / f"{_prefix(path.name)}{secrets.token_hex(4)}.part"
     try:
         with part.open("x+b") as file:
+            _lock(file)  # for remove_unfinished
             yield file
         part.replace(path)
     except OSError as exc:
@@ -37,6 +54,22 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
+    """Remove what killed processes left of the files ``names``; what another process is writing stays.
+
+    Raises:
+        OSError: the folder cannot be read or changed.
+    """
+    own = {_prefix(name) for name in names}
+    for part in folder.glob(".*.part"):
+        if f"{part.name.rsplit('.', 2)[0]}." in own:
+            with contextlib.suppress(FileNotFoundError):  # finished in the meantime
+                with part.open("rb") as file:
+                    is_left = _lock(file)
+                if is_left:
+                    part.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

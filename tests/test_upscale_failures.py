@@ -206,3 +206,14 @@ def test_what_a_killed_run_left_is_removed(upscale):
     other.write_bytes(b"")
     assert upscale("in", "-o", "out").status == 0
     assert files("out") == [other.name, "a.png"]
+
+
+def test_what_another_process_is_writing_stays(upscale):
+    save("in/a.png")
+    Path("out").mkdir()
+    with atomic(Path("out/a.png")) as file:
+        (part,) = Path("out").glob(".*.part")
+        assert upscale("in", "-o", "out").status == 0
+        assert files("out") == [part.name, "a.png"]
+        file.write(b"theirs")
+    assert Path("out/a.png").read_bytes() == b"theirs" and files("out") == ["a.png"]

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sr.atomic import part_prefix
+from sr.atomic import remove_unfinished
 from sr.batch.inputs import STREAM, Job
 from sr.errors import SRError
 from sr.inference import Upscaler
@@ -291,16 +291,14 @@ class _Budget:
 
 def _make_folders(jobs: Sequence[Job]) -> None:
     """Make the folders of results, and remove what a killed run left of the same results."""
-    prefixes: dict[Path, set[str]] = defaultdict(set)
+    names: dict[Path, set[str]] = defaultdict(set)
     for job in jobs:
         if job.target is not None:
-            prefixes[job.target.parent].add(part_prefix(job.target))
-    for folder, own in prefixes.items():
+            names[job.target.parent].add(job.target.name)
+    for folder, own in names.items():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for path in folder.glob(".*.part"):
-                if f"{path.name.rsplit('.', 2)[0]}." in own:
-                    path.unlink(missing_ok=True)
+            remove_unfinished(folder, own)
         except OSError as e:
             raise SRError(f"cannot use the folder {folder} ({e.strerror or e}); choose another with -o") from e
 
