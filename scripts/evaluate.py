@@ -14,7 +14,7 @@ from sr.metrics.protocols import every_protocol
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PSNR and SSIM of models on data sets, beside bicubic's.")
     add = parser.add_argument
-    add("-m", "--model", action="append", default=[], help="installed name, weights, .onnx, or folder of pictures")
+    add("-m", "--model", action="append", default=[], help="name of known weights, file, .onnx, or folder of pictures")
     add("--data", type=Path, nargs="+", required=True, help="folders: GT, or HR + LR_bicubic/X2 ...")
     add("--scale", type=int, nargs="+", default=[], help="one table each; default: the models'")
     add("--protocol", choices=PROTOCOLS, default="sisr-y", help="how to compare (default: sisr-y)")
@@ -43,7 +43,7 @@ def main() -> None:
     if args.channels:
         changes |= {"test_y_channel": args.channels != "rgb", "full_range": args.channels == "full-range-y"}
     protocol = PROTOCOLS[args.protocol].but(rounded=args.rounded, pooled=args.pooled, **changes)
-    models = open_models(args.model, args.scale, tile=args.tile, sparsity=args.sparsity, device=args.device)
+    models = open_models(args.model, args.scale, tile=args.tile or None, sparsity=args.sparsity, device=args.device)
     scales = args.scale or sorted({model.scale for model in models})
     if not scales:
         raise sr.SRError("without a model, give a scale, e.g. --scale 4")

@@ -129,7 +129,7 @@ def main() -> int | None:
     command.add_argument("--rows", type=positive, default=4, help="number of patches")
     command.add_argument("--draws", type=positive, default=4, help="number of LQ versions of each")
     command = add(distill, config=True)
-    command.add_argument("--teacher", required=True, help="a weights file, or the name of installed weights")
+    command.add_argument("--teacher", required=True, help="a weights file, or the name of known weights")
     command.add_argument("--to", type=Path, required=True, help="folder that gets GT/ and LQ/")
     command = add(download)
     command.add_argument("name", choices=sorted(sets.SETS))

@@ -58,7 +58,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("inputs", nargs="*", default=[], metavar="INPUT", help="picture, folder, glob, or - for standard input")
     add("-i", "--input", nargs="+", default=[], metavar="INPUT", help="the same")
-    add("-o", "--output", help="folder; or file, for one picture; - for standard output (default: beside the input)")
+    add(
+        "-o",
+        "--output",
+        help="folder; file, for one picture; - for standard output (default: beside the input, or FOLDER_x2)",
+    )
 
     add = parser.add_argument_group("network and size").add_argument
     add("-m", "-n", "--model", help="weights file or name of known weights (default: installed, by the scale)")
@@ -79,7 +83,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     add("--check-tiles", action="store_true", help="compute in one piece, too, and tell the largest difference")
     add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    add("--dtype", choices=["auto", *DTYPES], default="auto", help="precision (default: auto)")
+    add(
+        "--dtype",
+        choices=["auto", *DTYPES],
+        default="auto",
+        help="precision (auto: fp32 on a CPU, fp16 on a GPU)",
+    )
     add("--fp32", dest="dtype", action="store_const", const="fp32", help="the same as --dtype fp32")
     add("--compile", action="store_true", help="torch.compile: a slow start, then faster")
 
@@ -87,7 +96,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("-r", "--recursive", action="store_true", help="sub-folders, too; they are mirrored in OUTPUT")
     add("--ext", help="format of the results: png, jpg, webp, tif, ... (default: the input's; PNG for lossy ones)")
     add("--suffix", help="added to the name (default: _x2, _x4 ... beside the input, nothing in a folder OUTPUT)")
-    add("--quality", type=int, help="of lossy formats, 1 to 100 (default: 95; WebP without loss)")
+    add("--quality", type=int, help="of lossy formats, 1 to 100 (default: JPEG 95, AVIF 90, WebP without loss)")
     add("--skip-existing", action="store_true", help="leave out what has its result (else results are replaced)")
     add("--overwrite", action="store_true", help="an input may be replaced by its result")
     add("--shard", type=part, metavar="I/N", help="part I of N, for N processes that share the work")

@@ -68,7 +68,7 @@ def export_onnx(
         onnx, runtime = (importlib.import_module(name) for name in ("onnx", "onnxruntime"))
         importlib.import_module("onnxscript")
     except ImportError as e:
-        raise SRError(f"writing ONNX needs the package {e.name}: pip install 'sr[onnx]'") from e
+        raise SRError(f"writing ONNX needs the package {e.name}: pip install -e '.[onnx]'") from e
     network = _deployed(network)
     module = _Half(copy.deepcopy(network)) if half else network
     with _quiet():

@@ -318,7 +318,7 @@ class _Run:
         """``bicubic`` and ``own`` -> set -> PSNR and SSIM; what was scored before is read from a file."""
         known = self._known()
         if checkpoint is not None:
-            model = NetworkModel("own", str(checkpoint), Upscaler(load(checkpoint), device=device))
+            model = NetworkModel("own", str(checkpoint), Upscaler(load(checkpoint), device=device, dtype=torch.float32))
         for root in self.unscored(sets):
             found = list(evaluate([model], sets[root], [_PROTOCOL]))
             result = SetScores(sets[root].name, sets[root].scale, [BICUBIC, "own"], found)

@@ -81,7 +81,7 @@ def _open(path: str, device: str) -> Any:
     try:
         ort = importlib.import_module("onnxruntime")
     except ModuleNotFoundError as e:
-        raise SRError(f"{path} needs onnxruntime: pip install onnxruntime, or the extra 'sr[onnx]'") from e
+        raise SRError(f"{path} needs onnxruntime: pip install onnxruntime") from e
     providers = ["CPUExecutionProvider"]
     if device.startswith("cuda"):
         if "CUDAExecutionProvider" not in ort.get_available_providers():

@@ -14,6 +14,7 @@ from sr.errors import SRError
 from sr.evaluation import Score, evaluate, open_models
 from sr.evaluation.models import find_results
 from sr.evaluation.strips import largest_difference, strip
+from sr.inference import Upscaler
 from sr.metrics import PROTOCOLS, Protocol, psnr
 from sr.resize import imresize
 
@@ -146,3 +147,10 @@ def test_onnx_without_onnxruntime_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SRError, match="pip install onnxruntime"):
         open_models([str(tmp_path / "a.onnx")])
+
+
+def test_networks_are_scored_in_float32_on_any_device(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Upscaler, "_dtype", lambda self, network, dtype: asked.append(dtype) or torch.float32)
+    open_models(["sparsesr_t_x2"], [2])
+    assert asked == [torch.float32]  # "auto" would be float16 on a GPU

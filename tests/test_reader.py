@@ -280,7 +280,7 @@ def test_onnx_files_that_are_refused(tmp_path, monkeypatch):
         sr.load(tmp_path / "empty.onnx")
     onnx_file(tmp_path / "x.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(sr.SRError, match=r"needs onnxruntime: pip install onnxruntime, or the extra 'sr\[onnx\]'"):
+    with pytest.raises(sr.SRError, match=r"needs onnxruntime: pip install onnxruntime$"):
         sr.load(tmp_path / "x.onnx")
 
 

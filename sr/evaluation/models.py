@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from sr.data.pairs import by_stem
 from sr.errors import SRError
 from sr.image import image_size, list_images, read_rgb
 from sr.inference import Upscaler
+from sr.network import SRNetwork
 
 BICUBIC = "bicubic"
 _SHOWN = 3
@@ -107,7 +109,7 @@ def open_models(
     """Open what the user named.
 
     Args:
-        sources: names of installed weights, files that :func:`sr.load` reads, ``.onnx`` files, folders of pictures.
+        sources: names of known weights, files that :func:`sr.load` reads, ``.onnx`` files, folders of pictures.
         scales: the scales that are wanted; none: the models' own.
         tile: edge of a tile in input pixels, for networks.
         sparsity: for SparseSR; see :func:`sr.archs.sparsesr.set_sparsity`.
@@ -131,16 +133,21 @@ def open_models(
         if path.is_dir():
             model: Model = FolderModel(name, path, _folder_scale(path, scales))
         elif path.suffix == ".onnx":  # whole pictures: what it looks at, and so the margin of a tile, is unknown
-            model = NetworkModel(name, source, Upscaler(load(source, device or "cpu"), tile=None, device=device))
+            model = NetworkModel(name, source, _upscaler(load(source, device or "cpu"), None, device))
         else:
             network = load(source)
             if sparsity is not None:
                 set_sparsity(network, sparsity)
-            model = NetworkModel(name, source, Upscaler(network, tile=tile, device=device))
+            model = NetworkModel(name, source, _upscaler(network, tile, device))
         if scales and model.scale not in scales:
             raise SRError(f"{source} enlarges {model.scale} times, not {' or '.join(map(str, scales))}")
         models.append(model)
     return models
+
+
+def _upscaler(network: SRNetwork, tile: int | None, device: str | None) -> Upscaler:
+    """In float32, also on a GPU: scores are compared with those of papers."""
+    return Upscaler(network, tile=tile, device=device, dtype=torch.float32)
 
 
 def find_results(pictures: PictureSet, root: Path) -> list[Path]:

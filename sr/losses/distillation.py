@@ -17,7 +17,7 @@ class DistillationLoss(Loss):
     "Distilling the Knowledge in a Neural Network" (Hinton et al., 2015), for pictures.
 
     Args:
-        teacher: a weights file, or the name of installed weights; whatever ``sr.load`` takes.
+        teacher: a weights file, or the name of installed or published weights; whatever ``sr.load`` takes.
         weight: factor of the term in the sum.
 
     Raises:

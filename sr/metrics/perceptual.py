@@ -42,7 +42,7 @@ class _Perceptual(PictureMean):
         try:
             self.distance = self.make().eval().requires_grad_(False)
         except ImportError as e:
-            raise SRError(f"{type(self).__name__} needs torchmetrics 1.7 or newer: pip install 'sr[perceptual]'") from e
+            raise SRError(f"{type(self).__name__} needs torchmetrics>=1.7: pip install -e '.[perceptual]'") from e
         except (OSError, RuntimeError) as e:  # no connection; or a file that is not what torchvision expects
             raise SRError(
                 f"{type(self).__name__} needs torchvision's weights {self.weights().url} ({e});\n"
