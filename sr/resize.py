@@ -52,9 +52,12 @@ def imresize(x: Tensor, scale: float | None = None, *, size: tuple[int, int] | N
         raise SRError(f"imresize takes uint8 or float tensors, not {x.dtype}")
     if x.dim() < 2 or 0 in x.shape[-2:]:
         raise SRError(f"imresize takes pictures of shape (..., H, W) with at least one pixel, not {tuple(x.shape)}")
+    exact = x.dtype == torch.uint8
+    if exact and x.device.type == "mps":  # has no float64
+        return imresize(x.cpu(), scale, size=size).to(x.device)
     axes = [(axis, *plan) for axis, plan in zip((-2, -1), _plan(x.shape[-2:], scale, size), strict=True)]
-    resize_axis = _resize_axis_uint8 if x.dtype == torch.uint8 else _resize_axis_float
-    y = x if x.dtype == torch.uint8 else x.to(_precise(x.device))
+    resize_axis = _resize_axis_uint8 if exact else _resize_axis_float
+    y = x if exact else x.to(_precise(x.device))
     for axis, length, factor in sorted(axes, key=lambda a: a[2]):  # stable: rows first where the scales are equal
         if factor != 1:
             y = resize_axis(y, axis, length, factor)

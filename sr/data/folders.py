@@ -106,6 +106,18 @@ class PictureSet(ABC):
                 raise
             self.skipped.append(str(e))
 
+    def try_all(self) -> None:
+        """Read every picture once, so that none fails later: it raises now, or is left out, as ``on_error`` has it."""
+        errors = {}
+        for i in range(len(self)):
+            try:
+                self.pair(i)
+            except SRError as e:
+                if self.on_error == "raise":
+                    raise
+                errors[i] = str(e)
+        self.drop(errors)
+
     def drop(self, errors: Mapping[int, str]) -> None:
         """Leave out pictures that turned out to be unreadable.
 

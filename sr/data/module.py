@@ -128,6 +128,9 @@ class SRDataModule(LightningDataModule):
                 train.pack(self.cache_dir)
             self._train = train
         if self._val is None:
+            if not self.cache:
+                for pictures in self.val_sets:
+                    pictures.try_all()
             packs = [open_pack(s, self.cache_dir) if self.cache else None for s in self.val_sets]
             self._val = [
                 PictureDataset(s, self._rank, self._world_size, pack)
@@ -172,7 +175,7 @@ class SRDataModule(LightningDataModule):
                 self.seed,
                 share,
                 self._batches_total(),
-                self._batches_done,
+                self.batches_done,
                 self._rank,
                 self._world_size,
                 self.degradation is None,
@@ -243,7 +246,7 @@ class SRDataModule(LightningDataModule):
             raise SRError("trainer.max_steps is not set; the length of a run is a number of optimiser steps")
         return self.trainer.max_steps * self.trainer.accumulate_grad_batches
 
-    def _batches_done(self) -> int:
+    def batches_done(self) -> int:
         """Batches that the run, before an interruption too, has trained on."""
         # Not global_step * accumulate_grad_batches, which is behind if a checkpoint was written between two
         # optimiser steps, and counts each optimiser of a manually optimised module.
@@ -274,7 +277,7 @@ class _RunSampler(DistributedSampler):
         return self.total * self.share
 
     def __iter__(self) -> Iterator[int]:
-        start = self.module._batches_done()  # now, not in __init__: a second epoch of a lengthened run goes on as well
+        start = self.module.batches_done()  # now, not in __init__: a second epoch of a lengthened run goes on as well
         offset = self.module._rank * self.share
         for batch in range(start, self.total):
             first = batch * self.module.batch_size + offset

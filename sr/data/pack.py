@@ -219,6 +219,7 @@ def _build(path: Path, pictures: PictureSet, entries: list[_Entry], old: list[_E
             file.write(_MAGIC + end.to_bytes(8, "little"))
             file.flush()
             os.fsync(file.fileno())
+        del before  # Windows replaces no file that is mapped
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -6,6 +6,8 @@ taken without rounding it again; everything is computed in float64. Means over a
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -134,8 +136,11 @@ def _prepare(
         a, b = to_8bit(a), to_8bit(b)
     if test_y_channel:
         weights, offset = _FULL if full_range else _STUDIO
-        return _luma(a, weights, offset), _luma(b, weights, offset)
-    return _in_steps(a), _in_steps(b)
+        a, b = _luma(a, weights, offset), _luma(b, weights, offset)
+    else:
+        a, b = _in_steps(a), _in_steps(b)
+    unknown = sr.detach().isnan().flatten(1).any(1).to(a.device)
+    return a.masked_fill(unknown.view(-1, 1, 1, 1), math.nan), b  # rounding would have made a number of NaN
 
 
 def _check_range(sr: Tensor, gt: Tensor) -> None:

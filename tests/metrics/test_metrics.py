@@ -352,3 +352,14 @@ def test_two_processes_give_what_one_gives(tmp_path):
     }
     for rank in (0, 1):
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+@pytest.mark.parametrize("y", [True, False])
+def test_a_picture_with_nan_has_no_score_and_the_others_have_theirs(rounded, y):
+    gt = torch.rand(2, 3, 24, 20, generator=torch.Generator().manual_seed(0))
+    sr = (gt + 0.01).clamp(0, 1)
+    scores = psnr_and_ssim(sr, gt, rounded=rounded, test_y_channel=y)
+    sr[1, 2, 3, 4] = float("nan")
+    for whole, now in zip(scores, psnr_and_ssim(sr, gt, rounded=rounded, test_y_channel=y), strict=True):
+        assert now[0] == whole[0] and now[1].isnan()
