@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -65,7 +66,6 @@ class SRCLI(LightningCLI):
                     "description": "Train a super-resolution network. Every key of the config is an option, too.",
                 },
                 save_config_callback=SaveRunConfig,
-                save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,  # sr.load reads checkpoints; it cannot do with a function, either
                 trainer_defaults={
@@ -96,7 +96,9 @@ class SRCLI(LightningCLI):
             raise SRError("the length of the run is missing: set trainer.max_steps to the number of optimiser steps")
         for key in ("val_check_interval", "accumulate_grad_batches"):
             value = self.config.trainer[key]
-            if isinstance(value, int) and value < 1:
+            if not isinstance(value, int):
+                raise SRError(f"trainer.{key} must be a whole number, not {value}")
+            if value < 1:
                 raise SRError(f"trainer.{key} must be at least 1, not {value}")
         checkpoint = self.config.ckpt_path
         if checkpoint is not None and not Path(checkpoint).is_file():
@@ -125,8 +127,8 @@ class SRCLI(LightningCLI):
         if config.logger is None:
             tensorboard = TensorBoardLogger(str(folder), name="", version="tensorboard")
             kwargs["logger"] = [ResumableCSVLogger(folder, self._first_step), tensorboard]
-        if isinstance(config.val_check_interval, int):  # Lightning counts batches there; a step may take several
-            kwargs["val_check_interval"] = config.val_check_interval * config.accumulate_grad_batches
+        # Lightning counts batches there; a step may take several.
+        kwargs["val_check_interval"] = config.val_check_interval * config.accumulate_grad_batches
         return super().instantiate_trainer(**kwargs)
 
     def _reserve_run_dir(self) -> Path:
@@ -190,6 +192,9 @@ class SRCLI(LightningCLI):
             raise
         finally:
             os.environ.pop(_RUN_DIR, None)
+        if self.trainer.global_step < self.trainer.max_steps and self.trainer.is_global_zero:
+            how = "as a callback or trainer.max_time has it"
+            print(f"ended at step {self.trainer.global_step} of {self.trainer.max_steps}, {how}")
         self._finish()
 
     def _check(self) -> None:
@@ -248,6 +253,13 @@ class SaveRunConfig(SaveConfigCallback):
         config = copy.deepcopy(config)
         config.ckpt_path = None
         super().__init__(parser, config, **kwargs)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Into the run folder: Lightning asks the first logger for a place, which others than ours have elsewhere."""
+        if not self.already_saved and trainer.is_global_zero:
+            path = Path(trainer.default_root_dir) / "config.yaml"
+            self.parser.save(self.config, str(path), skip_none=False, overwrite=True, multifile=False)
+        self.already_saved = True
 
 
 def _new_folder(parent: Path) -> Path:

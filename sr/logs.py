@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+
+from sr.atomic import write_text
+from sr.errors import SRError
 
 
 class ResumableCSVLogger(CSVLogger):
@@ -40,12 +44,19 @@ class _Writer(ExperimentWriter):
             return
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
-            rows = [row for row in reader if int(row["step"]) <= first_step]
+            whole = [row for row in reader if None not in row.values() and row["step"].isdecimal()]  # a full disk cuts
             self.metrics_keys = list(reader.fieldnames or [])
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=self.metrics_keys)
-            writer.writeheader()
-            writer.writerows(rows)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, fieldnames=self.metrics_keys)
+        writer.writeheader()
+        writer.writerows(row for row in whole if int(row["step"]) <= first_step)
+        write_text(path, text.getvalue())
+
+    def save(self) -> None:
+        try:
+            super().save()
+        except OSError as e:
+            raise SRError(f"cannot write the log {self.metrics_file_path} ({e.strerror or e})") from e
 
     def _check_log_dir_exists(self) -> None:
         """The run folder is there already; nothing in it is deleted."""

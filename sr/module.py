@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
@@ -105,10 +106,24 @@ class SRModule(LightningModule):
     def forward(self, lq: Tensor) -> Tensor:
         return self.eval_network(lq)
 
-    def _input(self, batch: dict[str, Any]) -> Tensor:
-        """``lq`` as the network wants it: channels-last, and in its dtype (another than float32 with bf16-true)."""
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SRModule:
+        """Moves everything, and changes its type (bf16-true); but the average stays in float32.
+
+        In bfloat16 it would stand still: a thousandth of a small change is lost in rounding.
+        """
+        ema, self.ema = self.ema, None
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self.ema = ema
+        if ema is not None:
+            ema._apply(lambda t: t.to(fn(torch.empty(0, device=t.device)).device))
+        return self
+
+    def _input(self, network: SRNetwork, batch: dict[str, Any]) -> Tensor:
+        """``lq`` as a network wants it: channels-last, and in its dtype (another than float32 with bf16-true)."""
         lq: Tensor = batch["lq"]
-        return lq.to(next(self.network.parameters()).dtype).contiguous(memory_format=torch.channels_last)
+        return lq.to(next(network.parameters()).dtype).contiguous(memory_format=torch.channels_last)
 
     def configure_model(self) -> None:
         """Shard parameters, gradients and optimiser state over the devices, if the strategy is FSDP2."""
@@ -127,8 +142,18 @@ class SRModule(LightningModule):
 
     # --- training
 
+    def on_train_start(self) -> None:
+        if self.trainer.num_sanity_val_steps != float("inf"):
+            self.bicubic_scores.clear()  # they are those of the few pictures that were tried
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """What a network draws (dropped paths, for instance) depends on seed and batch, so that resuming is exact."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        key = (data.seed, data.batches_done(), self.trainer.global_rank)
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        total = self.objective(self.network(self._input(batch)), batch)
+        total = self.objective(self.network(self._input(self.network, batch)), batch)
         self.log_train("loss", total)
         if self._is_written:
             self._log_number("step", self.trainer.global_step + 1)  # loggers count optimiser steps, this one included
@@ -178,6 +203,8 @@ class SRModule(LightningModule):
         step = self.trainer.global_step  # does not count the step that was just taken yet
         decay = min(self.ema_decay, (1 + step) / (10 + step))
         means, values, with_buffers = self._averaged
+        if means[0].dtype != values[0].dtype:  # bf16-true
+            values = [value.to(means[0].dtype) for value in values]
         torch._foreach_lerp_(means, values, 1 - decay)
         for ema, network in with_buffers:
             for mean, value in zip(ema.buffers(recurse=False), network.buffers(recurse=False), strict=True):
@@ -239,7 +266,8 @@ class SRModule(LightningModule):
         self._whole[0].load_state_dict(state)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
-        sr = upscale_tiled(self.eval_network, self._input(batch), _VALIDATION_TILE).float()
+        network = self.eval_network
+        sr = upscale_tiled(network, self._input(network, batch), _VALIDATION_TILE).float()
         if not batch["counts"].item():  # a stand-in that keeps the processes in step
             return
         lq, gt = batch["lq"], batch["gt"]

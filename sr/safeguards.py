@@ -15,7 +15,9 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from sr.errors import SRError
 from sr.module import SRModule
@@ -62,6 +64,9 @@ class LastCheckpoint(Checkpoint):
         self.path = folder / "last.ckpt"
         self.step = 0  # of the file; 0: none was written yet
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.path = Path(trainer.strategy.broadcast(str(self.path)))  # the first process has chosen the run's folder
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             self.save(trainer)
@@ -69,6 +74,8 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if trainer.should_stop and _between_steps(trainer):
+            trainer.should_stop = False  # the time is up (max_time), which will be said again when the step is whole
         if not trainer.val_dataloaders and (batch_idx + 1) % trainer.val_check_interval == 0:
             self.save(trainer)
 
@@ -95,6 +102,7 @@ class StopOnSignal(Callback):
     def __init__(self, checkpoint: LastCheckpoint) -> None:
         self.checkpoint = checkpoint
         self.asked = 0  # the signal's number
+        self._amid_validation = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # In place of Lightning's handlers: for SIGTERM it leaves without saving; for SIGUSR1, under SLURM, it saves
@@ -114,12 +122,24 @@ class StopOnSignal(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if trainer.val_dataloaders and (batch_idx + 1) % trainer.val_check_interval == 0:
+            return  # a validation comes first; stopping in its first batch, it is not lost
         self._stop_if_asked(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         # Processes validate equally many pictures, so that they can agree here, too.
         if not trainer.sanity_checking:
+            self._amid_validation = True
             self._stop_if_asked(trainer)
+            self._amid_validation = False
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # A validation that was stopped begins anew. Lightning goes on with one that was stopped in a batch, and takes
+        # one that was stopped between two for finished.
+        if self._amid_validation:
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
+            progress["current"] = dict.fromkeys(progress["current"], 0)
+            progress["total"] = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
         if trainer.state.fn != "fit" or _between_steps(trainer):
@@ -154,6 +174,10 @@ class NonFiniteGuard(Callback):
         self.skipped = self.in_a_row = 0
         self._samples: list[int] = []
         self._roll_back = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.then == "rollback" and isinstance(trainer.strategy, ModelParallelStrategy):
+            raise SRError("guard.then: rollback is not for sharded training; choose stop")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not _between_steps(trainer):
@@ -203,6 +227,11 @@ class NonFiniteGuard(Callback):
         module.on_load_checkpoint(state)
         module.lr_factor = factor  # lower with each rollback, also if several go back to the same checkpoint
         module.lr_factor *= self.lr_factor
+        for config in trainer.lr_scheduler_configs:  # which have set the rates of the next step already
+            scheduler = cast(LambdaLR, config.scheduler)
+            rates = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+            for group, base, factor_at in rates:
+                group["lr"] = base * factor_at(scheduler.last_epoch)
         self._roll_back, self.in_a_row = False, 0
         log.warning(
             "step %d: back to the weights of step %d, with %g of the configured learning rate",

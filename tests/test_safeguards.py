@@ -1,5 +1,6 @@
 """Runs that are killed, interrupted, fill the disk, or meet a loss that is not a number, lose nothing."""
 
+import csv
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 
 import sr.losses
 from sr.errors import SRError
@@ -19,6 +21,16 @@ from sr.safeguards import NonFiniteGuard, WholeCheckpointIO
 ROOT = Path(__file__).parents[1]
 TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", "tiny.yaml"]
 LAST = Path("runs/tiny/001/checkpoints/last.ckpt")
+
+
+class TimeIsUp(Callback):
+    """Wants the run to end from some batch on, as Lightning's timer does."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop |= batch_idx + 1 >= self.batches
 
 
 class NaNAt(sr.losses.L1Loss):
@@ -122,7 +134,8 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_exactly(config, tmp_path,
     assert_equal(weights(LAST), undisturbed)
 
 
-def test_a_run_can_be_stopped_in_the_middle_of_a_validation(config, start, monkeypatch, make_pictures):
+@pytest.mark.parametrize("where", ["in the middle of a validation", "in a step before one"])
+def test_a_run_that_is_stopped_loses_no_validation(config, start, monkeypatch, make_pictures, where):
     config["data"]["val"][0]["init_args"]["root"] = str(make_pictures("many", [f"{i}.png" for i in range(5)]))
     undisturbed = start(config)
     from sr.module import SRModule
@@ -134,17 +147,46 @@ def test_a_run_can_be_stopped_in_the_middle_of_a_validation(config, start, monke
         if self.trainer.global_step == 2 and batch_idx == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(SRModule, "validation_step", interrupted)
+    train_step = SRModule.training_step
+
+    def interrupted_before(self, batch, batch_idx):
+        if self.trainer.global_step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_step(self, batch, batch_idx)
+
+    if where == "in a step before one":
+        monkeypatch.setattr(SRModule, "training_step", interrupted_before)
+    else:
+        monkeypatch.setattr(SRModule, "validation_step", interrupted)
     with pytest.raises(SystemExit) as stopped:
         start(config, "--name", "other")
     assert stopped.value.code == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     monkeypatch.setattr(SRModule, "validation_step", step)
+    monkeypatch.setattr(SRModule, "training_step", train_step)
     last = Path("runs/other/001/checkpoints/last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 2
     resumed = start(config, "--ckpt_path", str(last))
     assert_equal(weights(last), weights(undisturbed.run_dir / "checkpoints" / "last.ckpt"))
     assert resumed.model.scores == undisturbed.model.scores
+    logs = [list(csv.DictReader((cli.run_dir / "metrics.csv").open())) for cli in (undisturbed, resumed)]
+    whole, again = ([(row["step"], row["val/many/psnr_y"]) for row in log if row["val/many/psnr_y"]] for log in logs)
+    assert [step for step, _ in whole] == ["2", "4"] and again == whole
+    losses, again = ([row["train/loss"] for row in log if row["train/loss"]] for log in logs)
+    assert len(losses) == 4 and again == losses
+
+
+def test_a_run_whose_time_is_up_ends_after_a_whole_step(config, start, capsys):
+    config["trainer"]["accumulate_grad_batches"] = 4
+    config["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": []}}
+    whole = start(config)
+    config["trainer"]["callbacks"] = [{"class_path": "test_safeguards.TimeIsUp", "init_args": {"batches": 6}}]
+    ended = start(config)
+    assert ended.trainer.global_step == 2 and "ended at step 2 of 4" in capsys.readouterr().out
+    del config["trainer"]["callbacks"]
+    last = ended.run_dir / "checkpoints" / "last.ckpt"
+    start(config, "--ckpt_path", str(last))
+    assert_equal(weights(last), weights(whole.run_dir / "checkpoints" / "last.ckpt"))
 
 
 @pytest.mark.slow
@@ -201,6 +243,9 @@ def test_many_in_a_row_roll_back(config, start, caplog):
     cli = start(with_nan(config, [4, 5, 6]), *arguments)
     assert cli.trainer.global_step == 8
     assert "step 6: back to the weights of step 4, with 0.1 of the configured learning rate" in caplog.text
+    rows = csv.DictReader((cli.run_dir / "metrics.csv").open())
+    rates = {int(row["step"]): float(row["lr"]) for row in rows if row["lr"]}
+    assert [rates[step] for step in range(5, 9)] == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4])  # the first step, too
     assert cli.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-4)
     again = torch.load(cli.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
     assert again["lr_factor"] == pytest.approx(0.1)

@@ -18,6 +18,7 @@ import sr
 from sr.checkpoint import read_info
 from sr.cli import SRCLI
 from sr.errors import SRError
+from sr.logs import ResumableCSVLogger
 from sr.module import SRModule
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +111,21 @@ def test_resuming_is_as_if_nothing_had_happened(config, start, monkeypatch):
     assert not all(torch.equal(whole[k], half["state_dict"][k]) for k in whole)  # and the comparison can tell
 
 
+def test_resuming_draws_what_the_run_would_have_drawn(config, start, monkeypatch):
+    """Dropped paths and the like."""
+
+    class Dropping(sr.losses.L1Loss):
+        def forward(self, sr, gt, lq=None):
+            return super().forward(torch.nn.functional.dropout(sr, 0.5), gt)
+
+    monkeypatch.setattr("sr.losses.L1Loss", Dropping)
+    config["model"]["scheduler"] = {"class_path": "sr.schedules.MultiStep", "init_args": {"milestones": []}}
+    whole = state(start(config))
+    half = start(config, "--trainer.max_steps", "2")
+    resumed = start(config, "--ckpt_path", str(half.run_dir / "checkpoints" / "last.ckpt"))
+    assert all(torch.equal(value, whole[key]) for key, value in state(resumed).items())
+
+
 def test_a_resumed_run_stays_in_its_folder(config, start):
     first = start(config)
     resumed = start(config, "--ckpt_path", str(first.run_dir / "checkpoints" / "last.ckpt"), "--trainer.max_steps", "6")
@@ -171,7 +187,78 @@ def test_validation_counts_optimiser_steps(config, start, capsys):
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_half_precision_trains(config, start, precision):
     cli = start(config, "--trainer.precision", precision)
-    assert (cli.run_dir / "best.safetensors").is_file()
+    exported = load_file(cli.run_dir / "best.safetensors")
+    assert cli.model.scores["val"]["psnr_y"] > 10
+    # The average is one of float32 numbers in either case: a thousandth of a change is lost in bfloat16.
+    assert {value.dtype for value in exported.values()} == {torch.float32}
+    trained = next(cli.model.network.parameters())
+    assert trained.dtype == (torch.bfloat16 if precision == "bf16-true" else torch.float32)
+
+
+def test_the_average_follows_weights_in_bfloat16(config, start):
+    model = start(config, "--trainer.precision", "bf16-true").model
+    mean, value = model._averaged[0][0], model._averaged[1][0]
+    torch.nn.init.ones_(mean)
+    torch.nn.init.constant_(value, 1.0078125)  # the next number in bfloat16
+    model.ema_decay, steps = 0.9, 20
+    for _ in range(steps):
+        model._update_ema()
+    decay = min(0.9, (1 + model.trainer.global_step) / (10 + model.trainer.global_step))
+    assert torch.allclose(mean, 1.0078125 - 0.0078125 * torch.tensor(decay**steps), rtol=0, atol=1e-6)
+
+
+def test_bicubic_is_scored_on_all_pictures_if_few_were_tried_before_the_run(config, start, make_pictures):
+    config["data"]["val"][0]["init_args"]["root"] = str(make_pictures("many", [f"{i}.png" for i in range(3)]))
+    whole = start(config).model.bicubic_scores
+    assert start(config, "--trainer.num_sanity_val_steps", "1").model.bicubic_scores == whole
+
+
+def test_the_config_lies_in_the_run_folder_whatever_logs(config, start):
+    Path("config.yaml").write_text("the user's own")
+    logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "elsewhere"}}
+    config["trainer"]["logger"] = logger
+    cli = start(config)
+    assert yaml.safe_load((cli.run_dir / "config.yaml").read_text())["trainer"]["max_steps"] == 4
+    assert Path("config.yaml").read_text() == "the user's own"
+    assert not list(Path("elsewhere").rglob("config.yaml"))
+    assert "trainer" in read_info(cli.run_dir / "best.safetensors")["info"]["recipe"]
+
+
+def test_a_log_that_a_full_disk_cut_off_goes_on(config, start):
+    first = start(config)
+    log = first.run_dir / "metrics.csv"
+    rows = log.read_text()
+    log.write_text(rows + rows.splitlines()[-1][:3])
+    start(config, "--ckpt_path", str(first.run_dir / "checkpoints" / "last.ckpt"), "--trainer.max_steps", "5")
+    assert log.read_text().startswith(rows)
+    steps = [row["step"] for row in csv.DictReader(log.open())]
+    assert all(step.isdecimal() for step in steps) and steps[-1] == "5"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_log_on_a_full_disk_is_an_error_in_words(tmp_path):
+    log = ResumableCSVLogger(tmp_path)
+    log.experiment.metrics_file_path = "/dev/full"
+    log.log_metrics({"a": 1.0}, 1)
+    with pytest.raises(SRError, match=r"cannot write the log /dev/full \(No space left on device\)"):
+        log.experiment.save()
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_without_a_cache_damaged_validation_pictures_are_found_before_the_start(
+    config, start, make_pictures, caplog, on_error
+):
+    root = make_pictures("many", ["a.png", "b.png"])
+    (root / "b.png").write_bytes((root / "b.png").read_bytes()[:-40])  # its header says nothing of it
+    config["data"]["val"][0]["init_args"]["root"] = str(root)
+    config["data"] |= {"cache": False, "num_workers": 1, "on_error": on_error}
+    if on_error == "skip":
+        assert len(start(config).datamodule.val_sets[0]) == 1
+        assert "b.png" in caplog.text
+    else:
+        with pytest.raises(SRError, match=r"b\.png is damaged or incomplete") as error:
+            start(config)
+        assert "Traceback" not in str(error.value) and not Path("runs").exists()
 
 
 def test_data_follows_the_seed_of_the_run(config, start):
@@ -299,6 +386,11 @@ def put(config: dict, path: str, value: object) -> None:
         ("trainer.accelerator", "cuda", "CUDA|cuda|GPU"),
         ("trainer.max_steps", -1, "trainer.max_steps"),
         ("ckpt_path", "nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
+        (
+            "trainer.val_check_interval",
+            "00:00:30:00",
+            "val_check_interval must be a whole number",
+        ),
         ("trainer.val_check_interval", 0, "trainer.val_check_interval must be at least 1"),
         ("trainer.accumulate_grad_batches", 0, "trainer.accumulate_grad_batches must be at least 1"),
         ("trainer.precision", 17, r"trainer.precision: expected one of .*'16-mixed'.*, not 17"),
