@@ -126,7 +126,8 @@ def main(args: argparse.Namespace) -> int:
     if args.quality is not None and not 1 <= args.quality <= 100:
         raise sr.SRError(f"--quality lies in 1 to 100, not {args.quality}")
     model = args.model or default_weights(args.scale).name
-    network = functools.cache(lambda: sr.load(model))  # not before it is known that there is something to do
+    where = {"device": args.device or "cpu"} if model.endswith(".onnx") else {}  # it stays where it is opened
+    network = functools.cache(lambda: sr.load(model, **where))  # not before it is known that there is something to do
 
     def mark() -> str:
         return f"_{args.size[0]}x{args.size[1]}" if args.size else f"_x{args.scale or network().scale:g}"

@@ -16,6 +16,8 @@ try:
     import fcntl
 except ImportError:  # Windows, where a file that is open cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
+# What removing an unfinished file meets if it was finished in the meantime, or, on Windows, is being written.
+_BUSY = (FileNotFoundError,) if fcntl else (FileNotFoundError, PermissionError)
 
 
 def _prefix(name: str) -> str:
@@ -65,7 +67,7 @@ def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
     own = {_prefix(name) for name in names}
     for part in folder.glob(".*.part"):
         if f"{part.name.rsplit('.', 2)[0]}." in own:
-            with contextlib.suppress(FileNotFoundError):  # finished in the meantime
+            with contextlib.suppress(*_BUSY):
                 with part.open("rb") as file:
                     is_left = _lock(file)
                 if is_left:

@@ -35,8 +35,10 @@ def attention_map(network: SRNetwork, lq: Tensor, row: int, column: int) -> Tens
         raise SRError(f"row {row}, column {column} lies outside the picture of {height} x {width} pixels")
     total = lq.new_zeros(height, width)
 
-    def add(layer: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, tuple[Tensor, Tensor]]) -> None:
+    def add(layer: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, tuple[Tensor, Tensor] | None]) -> None:
         assert isinstance(layer, SparseAttention)
+        if output[1] is None:  # no window attends to any
+            return
         x, gate, (index, _), w = inputs[0], inputs[1], output[1], layer.window
         match, _ = layer.match_and_value(x)
         windows = to_windows(match, w).flatten(0, 2)  # (windows, T, match_dim)

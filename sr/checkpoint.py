@@ -23,7 +23,7 @@ from sr.errors import SRError
 from sr.network import SRNetwork
 from sr.onnx_network import OnnxNetwork
 from sr.rebuild import Report, rebuild
-from sr.weightfiles import SUFFIXES, digest, read, read_torch
+from sr.weightfiles import SUFFIXES, digest, info_of, read, read_torch
 from sr.weights import find_weights
 
 _ONNX = ".onnx"
@@ -127,7 +127,9 @@ def resume_step(path: str | Path, network: SRNetwork, parts: Collection[str] | N
     if not isinstance(content, dict) or not {"sr_network", "state_dict", "global_step"} <= content.keys():
         raise SRError(f"{path} is no checkpoint of a training run; resume from checkpoints/last.ckpt")
     own, stored = describe(network), content["sr_network"]
-    theirs = {"arch": stored.get("arch"), **json.loads(stored.get("hparams", "{}"))}
+    if not isinstance(stored, dict):
+        raise SRError(f"{path} does not say which network it is of; it is damaged, or no checkpoint of a training run")
+    theirs = {"arch": stored.get("arch"), **info_of(stored, "hparams")}
     ours = {"arch": own["arch"], **json.loads(own["hparams"])}
     other = [f"{key} {theirs.get(key)} there, {value} here" for key, value in ours.items() if theirs.get(key) != value]
     if other:
@@ -147,8 +149,7 @@ def resume_step(path: str | Path, network: SRNetwork, parts: Collection[str] | N
 def read_info(source: str | Path) -> dict[str, Any]:
     """The metadata of a file written by :func:`save`: architecture, hyper-parameters, and what ``info`` held."""
     metadata = read(_resolve(source)).metadata
-    decode = {k: json.loads(metadata[k]) for k in ("hparams", "info") if k in metadata}
-    return metadata | decode
+    return metadata | {key: info_of(metadata, key) for key in ("hparams", "info") if key in metadata}
 
 
 def _resolve(source: str | Path) -> Path:

@@ -22,6 +22,7 @@ baseline is the first of them, not the challenges' own (RLFN, EFDN) on their GPU
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import statistics
 import sys
@@ -37,7 +38,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from sr.archs import stencils
 from sr.errors import SRError
 from sr.network import SRNetwork
+from sr.onnx_network import OnnxNetwork
 from sr.profiling import Job, extra_memory, timings
+
+log = logging.getLogger(__name__)
 
 HD = (1280, 720)  # width and height of the output for which papers count
 DTYPES = ("float32", "bfloat16", "float16")
@@ -252,6 +256,8 @@ def _measure(
         name = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else device.type
     settings = asdict(run) | {"device_name": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
+    if onnx := [name for name, network in networks.items() if isinstance(network, OnnxNetwork)]:
+        raise SRError(f"{onnx[0]} is an ONNX file, in which nothing can be counted")
     networks = {name: _deployed(network) for name, network in networks.items()}
     jobs = {name: make_job(network, *inputs[name], run) for name, network in networks.items()}
     result: dict[str, dict[str, Any]] = {}
@@ -269,7 +275,11 @@ def _measure(
             jobs[name]()
             memory = (torch.cuda.max_memory_allocated(device) - before) / 2**20
         elif device.type == "cpu" and sys.platform == "linux":
-            memory = extra_memory(make_job, network, *inputs[name], run)
+            try:
+                memory = extra_memory(make_job, network, *inputs[name], run)
+            except RuntimeError as e:  # where the system does not let a process look at itself
+                log.warning("the memory of %s is not known: %s", name, e)
+                continue
         else:
             continue
         result[name]["extra_memory_mib"] = round(memory, 1)

@@ -25,6 +25,7 @@ class Start:
         adapted: of the up-sampling head, rearranged for another scale.
         initialised: of the network, not in the file or of another shape; they stay as they were.
         skipped: of the file, without a place in the network.
+        settings: hyper-parameters of the same architecture that differ, which no shape need tell.
         share: of the network's weights that were loaded or adapted, in [0, 1].
     """
 
@@ -32,11 +33,12 @@ class Start:
     adapted: list[str] = field(default_factory=list)
     initialised: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    settings: list[str] = field(default_factory=list)
     share: float = 0.0
 
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} tensors loaded, {100 * self.share:.1f} % of the network's weights"]
-        for kind in ("adapted", "initialised", "skipped"):
+        for kind in ("adapted", "initialised", "skipped", "settings"):
             lines += [f"  {kind:<12}{name}" for name in getattr(self, kind)]
         return "\n".join(lines)
 
@@ -80,6 +82,9 @@ def start_from(network: SRNetwork, source: str | Path, partly: bool = False) -> 
             f"not e.g. {start.initialised[0]};\n"
             "take fitting weights, or accept it with --model.weights_partly true"
         )
+    if theirs.arch == network.arch:
+        pairs = ((name, theirs.hparams.get(name), value) for name, value in network.hparams.items() if name != "scale")
+        start.settings = [f"{name} {other} there, {value} here" for name, other, value in pairs if other != value]
     network.load_state_dict(here | new)
     return start
 

@@ -82,11 +82,11 @@ def _open(path: str, device: str) -> Any:
         ort = importlib.import_module("onnxruntime")
     except ModuleNotFoundError as e:
         raise SRError(f"{path} needs onnxruntime: pip install onnxruntime") from e
-    providers = ["CPUExecutionProvider"]
+    providers: list[Any] = ["CPUExecutionProvider"]
     if device.startswith("cuda"):
         if "CUDAExecutionProvider" not in ort.get_available_providers():
             raise SRError(f"{path}: this onnxruntime has no CUDA; install onnxruntime-gpu, or use --device cpu")
-        providers.insert(0, "CUDAExecutionProvider")
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": torch.device(device).index or 0}))
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # errors are raised as well

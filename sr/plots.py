@@ -31,8 +31,9 @@ def read_log(run: str | Path) -> dict[str, tuple[list[int], list[float]]]:
     try:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-    except OSError as e:
-        raise SRError(f"no log of a run at {path} ({e.strerror}); give run folders, e.g. runs/quickstart/001") from e
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        why = getattr(e, "strerror", "not a CSV file")
+        raise SRError(f"no log of a run at {path} ({why}); give run folders, e.g. runs/quickstart/001") from e
     curves: dict[str, tuple[list[int], list[float]]] = {}
     try:
         for row in rows:

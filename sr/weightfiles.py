@@ -138,10 +138,10 @@ def read(path: Path) -> WeightFile:
     return file
 
 
-def info_of(metadata: Mapping[str, str]) -> dict[str, Any]:
+def info_of(metadata: Mapping[str, str], key: str = "info") -> dict[str, Any]:
     """What a self-describing file says beyond what rebuilds the network; empty if that cannot be read."""
     try:
-        info = json.loads(metadata.get("info", "{}"))
+        info = json.loads(metadata.get(key, "{}"))
     except ValueError:
         return {}
     return info if isinstance(info, dict) else {}

@@ -110,12 +110,12 @@ def _scores(*values: float) -> Scores:
     return dict(zip(("Set5", "Set14", "B100"), zip(values[::2], values[1::2], strict=True), strict=False))
 
 
-def _photos(scale: int, sha256: str, size: int, metrics: Scores) -> PretrainedWeights:
-    """A record of SparseSR small, trained on photographs and installed with the package."""
+def _photos(model: str, sha256: str, size: int, metrics: Scores) -> PretrainedWeights:
+    """A record of a SparseSR (``sparsesr_s_x2``) that was trained on photographs and is installed with the package."""
     return PretrainedWeights(
-        name=f"sparsesr_s_x{scale}.photos",
+        name=f"{model}.photos",
         arch="SparseSR",
-        scale=scale,
+        scale=int(model.rpartition("_x")[2]),
         sha256=sha256,
         size=size,
         licence="Apache-2.0",
@@ -136,19 +136,19 @@ PRETRAINED: dict[str, PretrainedWeights] = {
     record.name: record
     for record in (
         _photos(
-            2,
+            "sparsesr_s_x2",
             "ad5531b4cbb79bb0f4d0701b015cee9cca95109128f37d329a2c66e888e6b6b1",
             1488400,
             _scores(37.787, 0.9600, 33.373, 0.9159, 32.012, 0.8976),
         ),
         _photos(
-            3,
+            "sparsesr_s_x3",
             "ab7945c5cd50a875bf5ab430acf233c714da3e929395b22882a26e8d891f2bd7",
             1514380,
             _scores(33.965, 0.9243, 30.087, 0.8370, 28.909, 0.8007),
         ),
         _photos(
-            4,
+            "sparsesr_s_x4",
             "372172c8d0c96912ed53c1fbb00fb4ca1f60608db8a48f14e33738862934a119",
             1550752,
             _scores(31.840, 0.8905, 28.394, 0.7763, 27.422, 0.7305),

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import sr
+from sr.archs.sparsesr import set_sparsity
 from sr.attention_map import attention_map
 
 
@@ -23,6 +24,11 @@ def test_weights_are_shared_out_among_the_pixels_own_and_the_chosen_windows(netw
 
 def test_a_flat_window_looks_nowhere(network):
     assert attention_map(network, torch.full((3, 8, 8), 0.5), 0, 0).sum().item() == pytest.approx(0, abs=1e-4)
+
+
+def test_where_no_window_attends_the_map_is_empty(network):
+    set_sparsity(network, 0.5)
+    assert attention_map(network, torch.full((3, 8, 8), 0.5), 0, 0).sum() == 0
 
 
 def test_what_cannot_be_drawn_is_refused(network):

@@ -238,7 +238,23 @@ def test_a_fine_tuning_of_real_esrgan():
     left = {"l1_gt_usm", "resize_prob", "jpeg_range", "queue_size", "path.pretrain_network_d"}
     assert left | {"datasets.train.blur_kernel_size", "datasets.train.sinc_prob"} <= set(keys(notes))
     config = foreign("realesrgan") | {"model_type": "ESRGANModel"}
-    assert convert(config)[0]["model"]["adversarial"]["game"] == "relativistic"
+    game = convert(config)[0]["model"]["adversarial"]
+    assert (game["game"], game["weight"]) == ("relativistic", 0.05)  # theirs is the mean of two terms, ours the sum
+
+
+@pytest.mark.parametrize(("model", "norm"), [("image", False), ("sr", None)])
+def test_span_has_other_defaults_in_neosr(model, norm):
+    config = foreign("neosr") | {"model_type": model, "network_g": {"type": "span"}}
+    args = convert(config)[0]["model"]["network"]["init_args"]["args"]
+    assert args.get("norm") is norm
+    assert args.get("img_range") == (None if norm is None else 1.0)
+
+
+def test_an_x3_of_rrdb_folds_nothing():
+    config = foreign("rrdb")
+    config["scale"] = config["network_g"]["scale"] = 3
+    args = convert(config)[0]["model"]["network"]["init_args"]
+    assert args["scale"] == 3 and "shuffle_factor" not in args["args"] and args["args"].get("scale", 3) == 3
 
 
 def test_a_config_of_neosr():

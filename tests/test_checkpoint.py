@@ -175,3 +175,14 @@ def test_installed_weights_load_and_say_what_they_are():
         assert record.path.stat().st_size == record.size
         assert hashlib.sha256(record.path.read_bytes()).hexdigest() == record.sha256
     assert default_weights(2).scale == 2
+
+
+def test_metadata_of_other_tools_are_left_as_they_are(path, tmp_path):
+    save_file(load_file(path), tmp_path / "x.safetensors", {"info": "made by somebody", "hparams": "[1]"})
+    assert read_info(tmp_path / "x.safetensors") == {"info": {}, "hparams": {}}
+
+
+def test_a_checkpoint_that_does_not_name_its_network_is_not_resumed(network, tmp_path):
+    torch.save({"sr_network": "x", "state_dict": {}, "global_step": 1}, tmp_path / "x.ckpt")
+    with pytest.raises(sr.SRError, match="does not say which network it is of"):
+        sr.checkpoint.resume_step(tmp_path / "x.ckpt", network)

@@ -68,6 +68,13 @@ def test_other_shapes_are_named(x2):
         start_from(SparseSR(scale=2, dim=48), path)
 
 
+def test_settings_that_no_shape_tells_are_named(x2):
+    _, path = x2
+    start = start_from(SparseSR(scale=2, dim=32, groups=2, blocks=4, radius=1), path)
+    assert start.share == 1 and start.settings == ["radius 2 there, 1 here"]
+    assert "radius 2 there, 1 here" in str(start)
+
+
 def test_training_starts_from_weights(config, start, capsys, tmp_path):
     first = start(config)
     config["model"]["network"]["init_args"]["scale"] = 4

@@ -381,3 +381,44 @@ def test_slivers(shape, arguments):
     factor = arguments.get("outscale", 2)
     assert out.shape == (*(int(n * factor + 0.5) for n in shape), 3)
     assert abs(out.astype(int) - 128).max() <= 1
+
+
+def test_a_pil_picture_is_turned_upright_and_keeps_what_belongs_to_it(upscaler, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "maker"
+    array = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    Image.fromarray(array).save(tmp_path / "a.png", exif=exif, icc_profile=b"a profile", dpi=(300, 300))
+    with Image.open(tmp_path / "a.png") as image:
+        large = upscaler(image)
+    assert np.array_equal(np.asarray(large), enlarged(np.rot90(array, -1)))
+    large.save(tmp_path / "b.png")
+    with Image.open(tmp_path / "b.png") as image:
+        assert image.info["icc_profile"] == b"a profile"
+    assert large.getexif().get(0x0112, 1) == 1 and large.getexif()[0x010F] == "maker"
+    assert large.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+    assert "icc_profile" not in upscaler(Image.new("CMYK", (4, 4))).info
+
+
+def test_what_has_more_than_8_bits_is_computed_in_float32(monkeypatch):
+    """Half precision, the default on a GPU, has 2048 levels between 1/2 and 1."""
+
+    class Half(Nearest):
+        def upscale(self, lq):
+            return super().upscale(lq).to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32)
+
+    choose = sr.Upscaler._dtype
+    monkeypatch.setattr(sr.Upscaler, "_dtype", lambda *a: torch.bfloat16 if a[2] == "auto" else choose(*a))
+    upscaler = sr.Upscaler(Half(scale=2), device="cpu")
+    deep = np.arange(40_000, 40_000 + 8 * 9 * 3, dtype=np.uint16).reshape(8, 9, 3)
+    assert np.array_equal(upscaler(deep), enlarged(deep))
+    floats = (deep / np.float32(65535)).astype(np.float32)
+    assert np.array_equal(upscaler(floats), enlarged(floats))
+    assert torch.equal(upscaler(torch.from_numpy(floats[..., 0])[None])[0], torch.from_numpy(enlarged(floats[..., 0])))
+    grey = Image.fromarray(deep[..., 0])
+    assert np.array_equal(np.asarray(upscaler(grey)), enlarged(deep[..., 0]))
+    rows = iter([deep])
+    parts = upscaler.rows(lambda count: next(rows), 9, 8, 3, np.uint16)
+    assert np.array_equal(np.concatenate(list(parts)), enlarged(deep))
+    assert upscaler.check_tiles(deep) == 0
+    flat = np.full((8, 9, 3), 201, np.uint8)  # 8 bits go the fast way: bfloat16 has 128 levels between 1/2 and 1
+    assert abs(int(upscaler(flat)[0, 0, 0]) - 201) <= 1 and upscaler.run.dtype == torch.bfloat16

@@ -171,6 +171,24 @@ def test_a_folder_without_permission_is_refused(folder):
         plan(["a.png"], "locked/new", NAMING)
 
 
+def test_names_that_the_system_refuses_are_named(folder):
+    make("a.png")
+    long = "x" * 300
+    with pytest.raises(SRError, match=r"cannot use .*File name too long"):
+        plan(["a.png"], f"{long}/", NAMING)
+    with pytest.raises(SRError, match=r"File name too long|does not exist"):
+        plan([f"{long}.png"], None, NAMING)
+
+
+def test_names_that_differ_in_capitals_are_one_on_a_mac(folder, monkeypatch):
+    make("one/IMG.png", "two/img.png", "three/\u00e9.png", "four/e\u0301.png")
+    assert len(plan(["one/IMG.png", "two/img.png"], "out", NAMING)) == 2
+    monkeypatch.setattr("sys.platform", "darwin")
+    for inputs in (["one/IMG.png", "two/img.png"], ["three/\u00e9.png", "four/e\u0301.png"]):
+        with pytest.raises(SRError, match="would both become"):
+            plan(inputs, "out", NAMING)
+
+
 def test_streams(folder):
     make("a.jpg")
     assert plan(["-"], None, NAMING) == plan(["-"], "-", NAMING) == [Job(None, None)]

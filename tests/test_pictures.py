@@ -157,6 +157,41 @@ def test_a_gif_of_many_colours_keeps_black_and_white(tmp_path: Path) -> None:
     assert (frames[0][:2] == 0).all() and (frames[0][-2:] == 255).all() and (frames[1][:2] == 255).all()
 
 
+@pytest.mark.parametrize("count", [4, 250])
+def test_a_gif_of_few_colours_keeps_each(tmp_path: Path, count: int) -> None:
+    """Also neighbours, one level apart."""
+    grey = (20 + np.arange(24 * 30) % count if count > 4 else np.resize([20, 22, 250, 252], 24 * 30)).astype(np.uint8)
+    frame = np.repeat(grey.reshape(24, 30, 1), 3, -1)
+    picture = Picture([frame, frame[::-1].copy()], Info("GIF", 30, 24, "P", 3, frames=2), durations=[40, 40])
+    write_picture(picture, tmp_path / "x.gif", "GIF")
+    again = read_picture(tmp_path / "x.gif").frames
+    assert np.array_equal(again[0], frame) and np.array_equal(again[1], frame[::-1])
+
+
+def test_white_stays_white_among_near_whites_of_a_gif(tmp_path: Path) -> None:
+    frame = np.random.default_rng(0).integers(240, 256, (40, 40, 3), dtype=np.uint8)
+    frame[10:30] = 255
+    picture = Picture([frame, frame], Info("GIF", 40, 40, "P", 3, frames=2), durations=[40, 40])
+    write_picture(picture, tmp_path / "x.gif", "GIF")
+    assert (read_picture(tmp_path / "x.gif").frames[0][10:30] == 255).all()
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".png"])
+def test_animations_are_turned_upright(tmp_path: Path, suffix: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn clockwise
+    frames = [Image.new("RGB", (6, 4), colour) for colour in ("red", "lime")]
+    for frame in frames:
+        frame.paste("blue", (0, 0, 6, 1))  # the top row, which is the right column when upright
+    options = {"lossless": True} if suffix == ".webp" else {}
+    frames[0].save(tmp_path / f"a{suffix}", save_all=True, append_images=frames[1:], duration=50, exif=exif, **options)
+    picture = read_picture(tmp_path / f"a{suffix}")
+    assert (picture.info.width, picture.info.height) == (4, 6)
+    for frame, colour in zip(picture.frames, ([255, 0, 0], [0, 255, 0]), strict=True):
+        assert frame.shape[:2] == (6, 4)
+        assert (frame[:, -1, :3] == [0, 0, 255]).all() and (frame[:, :-1, :3] == colour).all()
+
+
 # --- numbers -------------------------------------------------------------------------------------------------------
 
 

@@ -61,3 +61,9 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(SRError, match="cannot write"):
         plot_runs([write(tmp_path / "a")], tmp_path / "nowhere" / "x.png")
+
+
+def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "best.safetensors").write_bytes(bytes(range(128, 256)))
+    with pytest.raises(SRError, match=r"no log of a run at .*best\.safetensors"):
+        read_log(tmp_path / "best.safetensors")

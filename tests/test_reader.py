@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 
 import sr
 from sr.checkpoint import inspect
+from sr.efficiency import cards
+from sr.losses import DistillationLoss
 
 WRAPPERS = (
     *("params_ema", "params-ema", "params", "state_dict", "model_state_dict", "model"),
@@ -287,3 +289,12 @@ def test_onnx_files_that_are_refused(tmp_path, monkeypatch):
 def test_our_files_hold_the_tensors_that_torch_sees(tmp_path, network):
     sr.save(network, tmp_path / "x.safetensors")
     assert load_file(tmp_path / "x.safetensors").keys() == network.state_dict().keys()
+
+
+def test_an_onnx_file_teaches_and_cannot_be_counted(tmp_path):
+    teacher = DistillationLoss(str(onnx_file(tmp_path / "x.onnx")))
+    lq = torch.rand(1, 3, 5, 6)
+    sr_ = torch.nn.functional.interpolate(lq, scale_factor=2, mode="nearest")
+    assert teacher.to("cpu")(sr_, sr_, lq).item() == pytest.approx(0, abs=1e-6)
+    with pytest.raises(sr.SRError, match="x is an ONNX file, in which nothing can be counted"):
+        cards({"x": sr.load(tmp_path / "x.onnx")})

@@ -1,14 +1,25 @@
 """Tiles: where they lie, that nobody sees them, and what happens when memory or precision do not suffice."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from upscaling import Nearest
 
 import sr
+from sr.inference import memory
 from sr.inference.memory import available_memory, bytes_per_pixel
 from sr.inference.runner import TileRunner, eight_views, find_margin, keep_color
-from sr.inference.tiling import Halving, Margin, fitting_tile, spans, upscale_rows, upscale_tiled
+from sr.inference.tiling import (
+    Halving,
+    Margin,
+    fitting_tile,
+    is_out_of_memory,
+    spans,
+    upscale_rows,
+    upscale_tiled,
+)
 from sr.rows import RowWindow
 
 CPU = torch.device("cpu")
@@ -217,6 +228,51 @@ def test_where_memory_does_not_suffice_tiles_are_halved(message, kind):
     assert torch.equal(halving(x), Far(distance=5)(x))
     failed = [n for n in tried if n > 1500]
     assert failed == sorted(set(failed), reverse=True)  # no size is tried again once it failed
+
+
+def test_halves_fade_into_each_other_where_a_margin_cannot_hold_all_that_is_seen():
+    """A network that adds the mean of what it is given, as those with means over the picture do."""
+
+    def network(x):
+        return x.repeat_interleave(2, -2).repeat_interleave(2, -1) * 0 + x.mean()
+
+    def run(x):
+        if x.shape[-2] * x.shape[-1] > 1500:
+            raise RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)")
+        return network(x)
+
+    x = torch.linspace(0, 1, 96).expand(1, 3, 24, 96)
+    out = Halving(run, 2, lambda: Margin(8, 4, exact=False))(x)
+    assert out.shape == (1, 3, 48, 192)
+    assert out[..., 0].mean() < 0.3 and out[..., -1].mean() > 0.7
+    steps = out[0, 0, 0].diff().abs()
+    assert steps.max() < 0.05  # cut without a fade, the step would be a third
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: out of memory",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "unable to find an engine to execute this",
+    ],
+)
+def test_libraries_say_in_other_words_that_memory_is_short(message):
+    assert is_out_of_memory(RuntimeError(message))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_what_files_left_in_memory_counts_as_free(tmp_path, monkeypatch):
+    numbers = {
+        "memory.max": "1000",
+        "memory.current": "900",
+        "memory.stat": "anon 200\nactive_file 300\ninactive_file 350\n",
+    }
+    for name, text in numbers.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / Path(path).name)
+    monkeypatch.setattr(memory, "_system_memory", lambda: 5000)
+    assert available_memory(CPU) == 1000 - (900 - 650)
 
 
 def test_memory_that_suffices_for_nothing_is_an_error_and_others_pass():

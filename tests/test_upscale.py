@@ -81,6 +81,9 @@ def test_a_note_tells_of_results_of_another_scale_that_are_kept(upscale):
     save("in/b.png", (7, 5))
     assert upscale("in/a.png", "-o", "out/", "-s", "3").status == 0
     assert upscale("in/b.png", "-o", "out/").status == 0
+    assert (
+        upscale("in", "-o", "out", "--skip-existing", "--size", "1000x1000").status == 0
+    )  # too much for so small ones
     result = upscale("in", "-o", "out", "--skip-existing", "--json")
     assert result.status == 0
     assert result.err.splitlines()[0] == (

@@ -43,9 +43,10 @@ def upscale(args: argparse.Namespace) -> None:
         jobs = write_crops(args.data, Path(folder), args.count, args.size, args.ext)
         tensors = [to_tensor(open_image(job.source))[None].to(upscaler.device) for job in jobs if job.source]
         tensors = [x.contiguous(memory_format=torch.channels_last) for x in tensors]
+        narrow = torch.autocast(upscaler.device.type, dtype=upscaler.dtype, enabled=upscaler.dtype != torch.float32)
         for turn in range(args.repeats + 1):  # the first one warms up
             start = time.perf_counter()
-            with torch.inference_mode():
+            with torch.inference_mode(), narrow:
                 for x in tensors:
                     last = upscaler.network(x)
             last.cpu()  # waits for a GPU

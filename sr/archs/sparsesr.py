@@ -20,6 +20,9 @@ from sr.errors import SRError
 from sr.network import SRNetwork
 from sr.registry import register_arch
 
+# Of attention at a time on a GPU, where fused kernels fail above 65,535 (https://github.com/pytorch/pytorch/issues/146704).
+_GPU_BATCH = 2**15
+
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float | None = None) -> Tensor:
     """Multi-head scaled dot-product attention, ``softmax(scale * q k^T) v``.
@@ -42,7 +45,8 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float |
         with torch.autocast("cpu", enabled=False):
             out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=scale).to(v.dtype)
     else:
-        out = F.scaled_dot_product_attention(q, k, v, scale=scale)
+        parts = zip(*(t.split(_GPU_BATCH) for t in (q, k, v)), strict=True)
+        out = torch.cat([F.scaled_dot_product_attention(a, b, c, scale=scale) for a, b, c in parts])
     return out.transpose(1, 2).flatten(2)
 
 
@@ -85,7 +89,8 @@ def similar_windows(descriptor: Tensor, topk: int, radius: int) -> Choice:
     # Two windows may be almost as similar: in half precision every fifth window of a photograph would choose others.
     descriptor = F.normalize(descriptor.to(torch.promote_types(descriptor.dtype, torch.float32)), dim=-1)
     around = _neighbours(F.pad(descriptor, (0, 0, *(radius,) * 4)), reach, 1)  # (N, Hw, Ww, C, reach² - 1)
-    score = torch.einsum("nhwc,nhwcm->nhwm", descriptor, around)
+    with torch.autocast(descriptor.device.type, enabled=False):  # which would narrow them again
+        score = torch.einsum("nhwc,nhwcm->nhwm", descriptor, around)
     best, slot = score.masked_fill(candidates < 0, -2.0).topk(topk, dim=-1)
     found = best > -1.5
     chosen = torch.where(found, candidates.expand(n, -1, -1, -1).gather(-1, slot), own[..., None])

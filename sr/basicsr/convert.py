@@ -22,6 +22,7 @@ from sr.basicsr.tables import CHANNELS, LOSSES, OPTIMIZERS, OWN, SAME, SCALES, S
 from sr.errors import SRError
 
 Node = dict[str, Any]
+_NEOSR = ("image", "otf")  # what its configs call their models
 
 
 def read(path: str | Path) -> Node:
@@ -136,7 +137,9 @@ class _Conversion:
         for name in ("num_in_ch", "num_out_ch"):
             if name in parameters and parameters[name].default is inspect.Parameter.empty:
                 args.setdefault(name, 3)
-        if arch == "ESRGAN" and self.scale < 4:  # it enlarges by 4 what is folded into more channels first
+        if arch == "SPAN" and self.rest.get("model_type") in _NEOSR:  # whose defaults are others
+            args = {"norm": False, "img_range": 1.0, "rgb_mean": [0.5, 0.5, 0.5]} | args
+        if arch == "ESRGAN" and self.scale in (1, 2):  # it enlarges by 4 what is folded into more channels first
             factor = 4 // self.scale
             args |= {"scale": 4, "shuffle_factor": factor, "in_nc": 3 * factor**2}
         return {
@@ -188,7 +191,8 @@ class _Conversion:
             game = "relativistic"
         own: Node = {
             "optimizer": {},
-            "weight": _number(term.pop("loss_weight", 1.0), "loss_weight"),
+            # Of two comparisons theirs takes the mean, ours the sum.
+            "weight": _number(term.pop("loss_weight", 1.0), "loss_weight") / (2 if game == "relativistic" else 1),
             "game": game or "vanilla",
         }
         network = _section(self.rest, "network_d")

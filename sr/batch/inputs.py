@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
+import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -108,6 +110,15 @@ def plan(
         SRError: something is missing or unreadable, there is no picture, two inputs would become one file, an input
             would be replaced, the output's name says another format than ``naming``, or it cannot be written.
     """
+    try:
+        return _plan(inputs, output, naming, recursive, skip_existing, overwrite)
+    except OSError as e:  # no permission for a folder on the way, or a name that is too long
+        raise SRError(f"cannot use {e.filename or output} ({e.strerror or e}); check the path") from e
+
+
+def _plan(
+    inputs: Sequence[str], output: str | None, naming: Naming, recursive: bool, skip_existing: bool, overwrite: bool
+) -> list[Job]:
     if STREAM in inputs:
         if len(inputs) > 1:
             raise SRError(f"standard input ({STREAM}) stands alone; leave the other inputs out")
@@ -235,6 +246,8 @@ def _checked(jobs: list[Job], *, skip_existing: bool, overwrite: bool) -> list[J
     for job in jobs:
         assert job.source is not None and job.target is not None  # streams have no plan
         key = os.path.normcase(resolve(job.target.parent) / job.target.name)
+        if sys.platform == "darwin":  # whose file system knows neither capitals nor ways to write an accent apart
+            key = unicodedata.normalize("NFC", key).casefold()
         if key in taken:
             raise SRError(
                 f"{taken[key].source} and {job.source} would both become {job.target}; rename one, or "

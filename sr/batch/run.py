@@ -160,9 +160,9 @@ class Batch:
         record = self._record(job, "skipped")
         try:
             source, there = probe(job.source or b""), probe(target)
+            width, height = self.upscaler.out_size(source.width, source.height)
         except SRError:  # whatever it is, it is kept
             return record
-        width, height = self.upscaler.out_size(source.width, source.height)
         if (there.width, there.height) != (width, height):
             found = f"{there.width}x{there.height}"
             record.notes.append(f"{target} is kept, though it is {found}, not {width}x{height}; remove it to redo it")

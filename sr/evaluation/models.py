@@ -146,7 +146,8 @@ def open_models(
 
 
 def _upscaler(network: SRNetwork, tile: int | None, device: str | None) -> Upscaler:
-    """In float32, also on a GPU: scores are compared with those of papers."""
+    """In float32, also on a GPU, and not in TF32, of 10 bits: scores are compared with those of papers."""
+    torch.backends.cudnn.allow_tf32 = False
     return Upscaler(network, tile=tile, device=device, dtype=torch.float32)
 
 

@@ -26,13 +26,15 @@ def available_memory(device: torch.device) -> int:
         # What PyTorch holds in reserve is as good as free.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     values = [_system_memory()]
-    for limit, used in (  # control groups, version 2 and 1
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    for folder, limit, used, cached in (  # control groups, version 2 and 1
+        ("/sys/fs/cgroup", "memory.max", "memory.current", "{}_file"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_{}_file"),
     ):
-        numbers = [_number(limit), _number(used)]
-        if None not in numbers:
-            values.append(max(0, numbers[0] - numbers[1]))  # type: ignore[operator]
+        most, now = _number(f"{folder}/{limit}"), _number(f"{folder}/{used}")
+        if most is not None and now is not None:
+            # What files were read counts as used, but gives way to whoever needs memory.
+            cache = sum(_entry(f"{folder}/memory.stat", cached.format(kind)) for kind in ("active", "inactive"))
+            values.append(max(0, most - max(0, now - cache)))
     return min(values)
 
 
@@ -51,6 +53,14 @@ def _number(path: str) -> int | None:
         return int(Path(path).read_text())
     except (OSError, ValueError):
         return None
+
+
+def _entry(path: str, name: str) -> int:
+    """The number behind a name in a file with one of each a line; 0 if there is none."""
+    try:
+        return next(int(line.split()[1]) for line in Path(path).read_text().splitlines() if line.split()[0] == name)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0
 
 
 def _system_memory() -> int:

@@ -20,6 +20,13 @@ from sr.rows import RowWindow, empty_apart
 
 # Halo, in input pixels, for a network that does not say how far it looks.
 _DEFAULT_HALO = 32
+_TOO_LITTLE = (
+    "not enough memory",
+    "DefaultCPUAllocator",
+    "out of memory",  # CUDA and MPS
+    "ALLOC_FAILED",  # cuBLAS and cuDNN
+    "unable to find an engine",  # cuDNN, whose engines all need more
+)
 _SMALLEST = 16  # edge, in input pixels, below which a tile is not halved again when memory runs out
 
 # Of the result that are handed on at a time, at most: what is done to them needs memory as well.
@@ -242,26 +249,37 @@ class Halving:
             self._too_many = height * width
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-        halo, multiple, _ = self.margin()
+        margin = self.margin()
+        halo, multiple, overlap = margin.halo, margin.multiple, margin.overlap
         for axis in sorted((-2, -1), key=lambda axis: -x.shape[axis]):
             size = x.shape[axis]
             middle = round_up(size // 2, multiple)
             if middle + halo < size and size > _SMALLEST:
-                before = self(x.narrow(axis, 0, middle + halo))
-                behind = self(x.narrow(axis, middle - halo, size - middle + halo))
-                length = (size - middle) * self.scale
-                behind = behind.narrow(axis, halo * self.scale, length)
-                return torch.cat((before.narrow(axis, 0, middle * self.scale), behind), axis)
+                # To where the picture lies, which may be the CPU: the other half needs the memory.
+                before = self(x.narrow(axis, 0, middle + halo)).to(x.device)
+                behind = self(x.narrow(axis, middle - halo, size - middle + halo)).to(x.device)
+                before = before.narrow(axis, 0, (middle + overlap) * self.scale)
+                start, length = (halo - overlap) * self.scale, (size - middle + overlap) * self.scale
+                return _faded(before, behind.narrow(axis, start, length), 2 * overlap * self.scale, axis)
         raise SRError(
             f"out of memory even for a tile of {width}x{height} pixels with its margin; "
             "close other programs, or use a smaller network or the CPU"
         )
 
 
+def _faded(before: Tensor, behind: Tensor, shared: int, axis: int) -> Tensor:
+    """Two parts of a picture side by side, whose last and first ``shared`` pixels along ``axis`` are the same."""
+    if not shared:
+        return torch.cat((before, behind), axis)
+    weight = (torch.arange(shared, device=before.device, dtype=before.dtype) + 0.5) / shared
+    before, end = before.split((before.shape[axis] - shared, shared), axis)
+    start, behind = behind.split((shared, behind.shape[axis] - shared), axis)
+    return torch.cat((before, torch.lerp(end, start, weight.view(-1, *[1] * (-1 - axis))), behind), axis)
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device, or the CPU's allocator, had too little memory."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in text or "DefaultCPUAllocator" in text
+    """Whether a device, one of its libraries, or the CPU's allocator had too little memory."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _TOO_LITTLE)
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -6,6 +6,7 @@ unless told otherwise. The README beside this file has the measurements that dec
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import threading
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from sr.errors import SRError
@@ -24,6 +25,7 @@ from sr.inference.alpha import bleed_rows
 from sr.inference.memory import available_memory, bytes_per_pixel
 from sr.inference.runner import COLOR_REACH, TileRunner, compile_network, find_margin
 from sr.inference.tiling import Halving, Margin, Span, fitting_tile, round_up, spans, upscale_rows
+from sr.inference.values import checked, to_samples, white
 from sr.network import SRNetwork
 from sr.pictures.samples import Samples
 from sr.resize import imresize_rows, imresize_wrapped
@@ -34,6 +36,8 @@ _PART = 256  # rows of the input that are taken at a time
 _CPU_BYTES = 1 << 30  # the most that a tile and the finished part of its row of tiles take on a CPU together
 _MANY_TILES = 8  # along an edge; with more, those at its ends may just as well be as large as the others
 _STRIP_BYTES = 1 << 28  # the most that the latter takes, on any device
+_DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # modes of more than 8 bits
+_RECOLOURED = ("CMYK", "LAB", "YCbCr", "HSV")  # modes that become RGB, to which their ICC profile does not belong
 _LOCK = threading.Lock()  # of what upscalers measure once; not a member, so that an upscaler can be copied
 
 Picture = TypeVar("Picture", Image.Image, np.ndarray, Tensor)
@@ -55,8 +59,9 @@ class Upscaler:
         tile: edge of a tile in input pixels, without its margin; ``"auto"``: what memory has room for; ``None``: the
             whole picture at once.
         device: where to compute; default: a GPU if there is one, else the CPU.
-        dtype: of the computation: float32, bfloat16, or on a GPU float16. ``"auto"``: float32 on a CPU, float16 on a
-            GPU if the network is made for narrow types. Tiles that overflow are computed again in float32.
+        dtype: of the computation: float32, bfloat16, or on a GPU float16. ``"auto"``: float32 on a CPU; on a GPU
+            float16 for pictures of 8 bits if the network is made for narrow types. Tiles that overflow are computed
+            again in float32.
         outscale: output edge / input edge, any number above 0, at most 64; default: the network's scale. The network
             runs as often as it takes to reach it, then the result is resized (bicubic, antialiased, exact phase).
         size: (width, height) of the output, in place of ``outscale``.
@@ -106,6 +111,11 @@ class Upscaler:
         self.compile = compile
         self._known_margin: Margin | None = None
         self._known_cost: float | None = None
+        self._fine: Upscaler | None = None  # for pictures of more than 8 bits, for which float16 has too few levels
+        if dtype == "auto" and self.dtype != torch.float32:
+            self._fine = copy.copy(self)
+            self._fine.dtype = torch.float32
+            self._fine.run = TileRunner(self.network, self.device, torch.float32, tta, keep_color)
         if compile:
             self._margin(), self._cost()  # not compiled: with other shapes than tiles have
             compile_network(self.network)
@@ -135,22 +145,31 @@ class Upscaler:
         """Enlarge one picture; the result is of the same kind, mode and depth.
 
         Args:
-            picture: a PIL image of any mode; an array (H, W) or (H, W, C) of uint8, uint16 or float in [0, 1]; or a
-                tensor (C, H, W) or (N, C, H, W) of the same types. C is 1 (grey), 2 (grey and alpha), 3 (RGB)
-                or 4 (RGBA). Alpha is enlarged bicubically; visible colours are continued under transparency first.
+            picture: a PIL image of any mode, which is turned upright by its EXIF orientation, and whose EXIF, ICC
+                profile and resolution the result's ``info`` has; an array (H, W) or (H, W, C) of uint8, uint16 or
+                float in [0, 1]; or a tensor (C, H, W) or (N, C, H, W) of the same types. C is 1 (grey), 2 (grey and
+                alpha), 3 (RGB) or 4 (RGBA). Alpha is enlarged bicubically; visible colours are continued under
+                transparency first.
             progress: called with (tiles done, tiles in all) after each tile, in the calling thread.
 
         Raises:
             SRError: not such a picture, too little memory for any tile, or a network that gives NaN.
         """
         if isinstance(picture, Image.Image):
-            return self._image(picture, progress)
+            with contextlib.suppress(Exception):  # damaged EXIF: the pixels are right all the same
+                if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+                    picture = ImageOps.exif_transpose(picture)
+            result = self._image(picture, progress)
+            kept = ("exif", "dpi") if picture.mode in _RECOLOURED else ("exif", "dpi", "icc_profile")
+            result.info |= {key: picture.info[key] for key in kept if key in picture.info}
+            return result
         if isinstance(picture, np.ndarray):
             return self._array(picture, progress)
         if isinstance(picture, Tensor):
             if picture.dim() not in (3, 4) or picture.numel() == 0:
                 raise SRError(f"a tensor picture has shape (C, H, W) or (N, C, H, W), not {tuple(picture.shape)}")
-            out = self._batch(picture if picture.dim() == 4 else picture[None], progress)
+            own = self._for(white(picture.dtype))
+            out = own._batch(picture if picture.dim() == 4 else picture[None], progress)
             return out if picture.dim() == 4 else out[0]
         raise SRError(f"a picture is a PIL image, an array or a tensor, not {type(picture).__name__}")
 
@@ -182,7 +201,7 @@ class Upscaler:
         """
         if self.wrap:
             raise SRError("a picture that is read in rows cannot wrap: its first rows need the last ones")
-        top = _white(np.dtype(dtype))
+        top = white(np.dtype(dtype))
 
         def parts() -> Iterator[Tensor]:
             done = 0
@@ -194,18 +213,24 @@ class Upscaler:
                 values = rows.reshape(len(rows), width, channels).astype(np.float32) / np.float32(top)
                 yield torch.from_numpy(values).permute(2, 0, 1)[None]
 
-        for part in self._stream(parts(), channels, height, width, progress):
-            yield _samples(part, np.dtype(dtype), top)
+        for part in self._for(top)._stream(parts(), channels, height, width, progress):
+            yield to_samples(part, np.dtype(dtype), top)
 
     def check_tiles(self, picture: Image.Image | np.ndarray | Tensor) -> float:
         """The largest difference, in [0, 1], between the result in tiles and that of the whole picture at once."""
         if isinstance(picture, Tensor):
-            lq = (picture if picture.dim() == 4 else picture[None]).float() / _white(picture.dtype)
+            lq = (picture if picture.dim() == 4 else picture[None]).float() / white(picture.dtype)
         else:
             lq = to_tensor(picture)[None]
-        whole = copy.copy(self)
+        is_8_bit = picture.mode not in _DEEP if isinstance(picture, Image.Image) else white(picture.dtype) == 255
+        tiled = self._for(255 if is_8_bit else 1)
+        whole = copy.copy(tiled)
         whole.tile = None
-        return (self._batch(lq, None) - whole._batch(lq, None)).abs().max().item()
+        return (tiled._batch(lq, None) - whole._batch(lq, None)).abs().max().item()
+
+    def _for(self, top: float) -> Upscaler:
+        """What computes pictures whose white is ``top``."""
+        return self if top == 255 or self._fine is None else self._fine
 
     def _image(self, image: Image.Image, progress: Progress | None) -> Image.Image:
         if image.mode in ("I", "F") and not is_16_bit(image):  # no fixed range: keep the picture's own
@@ -214,12 +239,13 @@ class Upscaler:
                 raise SRError("the picture holds NaN or infinite values; there is nothing to compute with")
             samples = Samples.spanning("int32" if image.mode == "I" else "float32", values.min(), values.max())
             return Image.fromarray(samples.encoded(self._array(samples.decoded(values), progress)))
-        return to_image(self._batch(to_tensor(image)[None], progress), bits=16 if is_16_bit(image) else 8)
+        bits = 16 if is_16_bit(image) else 8
+        return to_image(self._for(2**bits - 1)._batch(to_tensor(image)[None], progress), bits)
 
     def _array(self, array: np.ndarray, progress: Progress | None) -> np.ndarray:
         if array.ndim not in (2, 3) or array.size == 0:
             raise SRError(f"an array picture has shape (H, W) or (H, W, C), not {array.shape}")
-        top = _white(array.dtype)
+        top = white(array.dtype)
         hwc = array[..., None] if array.ndim == 2 else array
         height, width, channels = hwc.shape
         sources = (hwc[y : y + _PART].astype(np.float32) / np.float32(top) for y in range(0, height, _PART))
@@ -227,14 +253,14 @@ class Upscaler:
         out_width, out_height = self.out_size(width, height)
         out = np.empty((out_height, out_width, channels), array.dtype)
         done = 0
-        for part in self._stream(parts, channels, height, width, progress):
-            out[done : done + part.shape[-2]] = _samples(part, array.dtype, top)
+        for part in self._for(top)._stream(parts, channels, height, width, progress):
+            out[done : done + part.shape[-2]] = to_samples(part, array.dtype, top)
             done += part.shape[-2]
         return out[..., 0] if array.ndim == 2 else out
 
     def _batch(self, batch: Tensor, progress: Progress | None) -> Tensor:
         """(N, 1 to 4, H, W), float, uint8 or uint16 -> enlarged, clamped to [0, 1] or rounded, on its device."""
-        top = _white(batch.dtype)
+        top = white(batch.dtype)
         count, channels, height, width = batch.shape
         parts = (part.detach().float() / top for part in batch.split(_PART, -2))
         out_width, out_height = self.out_size(width, height)
@@ -252,7 +278,7 @@ class Upscaler:
         """Parts (N, C, h, W) of a picture, float -> those of its enlargement, clamped to [0, 1]."""
         if channels not in (1, 2, 3, 4):
             raise SRError(f"a picture has 1 to 4 channels (grey or RGB, with or without alpha), not {channels}")
-        parts = map(_checked, parts)
+        parts = map(checked, parts)
         out_width, out_height = self.out_size(width, height)
         size = (out_height, out_width)
         passes = 1
@@ -371,28 +397,3 @@ def _check_factor(outscale: float | None, size: tuple[int, int] | None) -> None:
         raise SRError(f"the output is larger than 0 and at most {LARGEST_FACTOR} times the input, not {outscale} times")
     if size is not None and (len(size) != 2 or any(n != int(n) or n < 1 for n in size)):
         raise SRError(f"size is (width, height), two whole numbers of at least 1, not {size!r}")
-
-
-def _white(dtype: np.dtype | torch.dtype) -> float:
-    """The sample that stands for 1."""
-    name = str(dtype).removeprefix("torch.")
-    if name in ("uint8", "uint16"):
-        return 255.0 if name == "uint8" else 65535.0
-    if not (dtype.is_floating_point if isinstance(dtype, torch.dtype) else np.issubdtype(dtype, np.floating)):
-        raise SRError(f"a picture's samples are uint8, uint16 or float, not {name}")
-    return 1.0
-
-
-def _samples(part: Tensor, dtype: np.dtype, top: float) -> np.ndarray:
-    """(1, C, h, W) in [0, 1] -> (h, W, C); rounded, not truncated: white stays white."""
-    values = part[0].permute(1, 2, 0).cpu().numpy()
-    if top > 1:
-        values = np.floor(values * np.float32(top) + np.float32(0.5))
-    return values.astype(dtype)
-
-
-def _checked(part: Tensor) -> Tensor:
-    low, high = (value.item() for value in part.aminmax())
-    if not (low > -1 and high < 2):  # NaN is neither
-        raise SRError(f"a float picture lies in [0, 1]; this one has values from {low:.3g} to {high:.3g}")
-    return part

@@ -67,7 +67,7 @@ class Frozen(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Frozen:
         network = self._network[0]
-        here = next(network.parameters()).device
+        here = next((p.device for p in network.parameters()), torch.device("cpu"))  # an ONNX file has none
         network.to(fn(torch.empty(0, device=here)).device)  # the device alone: a run in bfloat16 changes the dtype, too
         super()._apply(fn, recurse)
         return self

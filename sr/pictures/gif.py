@@ -24,19 +24,22 @@ def gif_frames(images: list[Image.Image]) -> tuple[list[Image.Image], dict[str, 
 def _quantized(image: Image.Image, alpha: bool) -> Image.Image:
     colours = image.convert("RGB")
     values = np.asarray(colours).astype(np.int32)
-    found = np.unique(values[..., 0] << 16 | values[..., 1] << 8 | values[..., 2])
+    codes = values[..., 0] << 16 | values[..., 1] << 8 | values[..., 2]
+    found = np.unique(codes)
     if len(found) <= _CLEAR:
         entries = np.stack([found >> 16, found >> 8 & 255, found & 255], -1).astype(np.uint8)
     else:
         chosen = colours.quantize(_CLEAR - 2, method=Image.Quantize.MEDIANCUT)
         most = np.asarray((chosen.getpalette() or [])[: 3 * (_CLEAR - 2)], np.uint8).reshape(-1, 3)
         entries = np.concatenate([np.array([[0, 0, 0], [255, 255, 255]], np.uint8), most])
-    palette = Image.new("P", (1, 1))
     filled = np.concatenate([entries, np.repeat(entries[:1], 256 - len(entries), 0)])
-    palette.putpalette(filled.tobytes())
-    exact = len(found) <= _CLEAR
-    dither = Image.Dither.NONE if exact else Image.Dither.FLOYDSTEINBERG
-    indices = np.array(colours.quantize(palette=palette, dither=dither))
+    if len(found) <= _CLEAR:
+        indices = np.searchsorted(found, codes).astype(np.uint8)
+    else:
+        palette = Image.new("P", (1, 1))
+        palette.putpalette(filled.tobytes())
+        indices = np.array(colours.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG))
+        indices[codes == 0], indices[codes == 0xFFFFFF] = 0, 1  # Pillow compares colours in steps of four levels
     if alpha:
         indices[np.asarray(image.getchannel("A")) < 128] = _CLEAR
     made = Image.fromarray(indices)

@@ -52,7 +52,7 @@ def decode(source: Path | bytes, header: Header, limit: bool = True) -> Frames:
         for i in range(info.frames):
             image.seek(i)
             image.load()
-            frames.append(np.asarray(image.convert("RGBA")))
+            frames.append(_upright(np.asarray(image.convert("RGBA")), header.turn))
             durations.append(0.0 if header.default_image and i == 0 else float(image.info.get("duration", 0)))
         loop = _plays(image)
         info.channels = 4 if any((frame[..., 3] < 255).any() for frame in frames) else 3

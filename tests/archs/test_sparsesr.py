@@ -202,3 +202,11 @@ def test_choice_of_windows_is_trained():
     descriptor = torch.randn(1, 2, 2, 4, requires_grad=True)
     similar_windows(descriptor, topk=2, radius=1)[1].sum().backward()
     assert descriptor.grad.abs().sum() > 0
+
+
+def test_the_choice_of_windows_does_not_depend_on_autocast():
+    descriptor = torch.rand(2, 9, 11, 16, generator=torch.Generator().manual_seed(0))
+    index, weight = similar_windows(descriptor, 3, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        again, narrow = similar_windows(descriptor, 3, 2)
+    assert torch.equal(again, index) and torch.equal(narrow, weight)
