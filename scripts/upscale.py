@@ -87,7 +87,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--dtype",
         choices=["auto", *DTYPES],
         default="auto",
-        help="precision (auto: fp32 on a CPU, fp16 on a GPU)",
+        help="precision (auto: fp32; on a GPU fp16 for 8-bit pictures)",
     )
     add("--fp32", dest="dtype", action="store_const", const="fp32", help="the same as --dtype fp32")
     add("--compile", action="store_true", help="torch.compile: a slow start, then faster")

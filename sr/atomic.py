@@ -16,8 +16,6 @@ try:
     import fcntl
 except ImportError:  # Windows, where a file that is open cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
-# What removing an unfinished file meets if it was finished in the meantime, or, on Windows, is being written.
-_BUSY = (FileNotFoundError,) if fcntl else (FileNotFoundError, PermissionError)
 
 
 def _prefix(name: str) -> str:
@@ -67,8 +65,9 @@ def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
     own = {_prefix(name) for name in names}
     for part in folder.glob(".*.part"):
         if f"{part.name.rsplit('.', 2)[0]}." in own:
-            with contextlib.suppress(*_BUSY):
-                with part.open("rb") as file:
+            # Finished in the meantime; or being written, on Windows; or another user's.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                with part.open("r+b") as file:
                     is_left = _lock(file)
                 if is_left:
                     part.unlink()

@@ -141,7 +141,7 @@ class SRCLI(LightningCLI):
         else:
             configs = self.config.config or []
             name = self.config.name or (Path(str(configs[0])).stem if configs else "run")
-            parent = Path(self.config.runs) / name
+            parent = Path(self.config.runs).expanduser() / name
             if rank_zero_only.rank:  # type: ignore[attr-defined]  # started by torchrun or SLURM; only the first process writes
                 return parent / "elsewhere"
             run_dir = _new_folder(parent)

@@ -150,7 +150,10 @@ class SRModule(LightningModule):
         """What a network draws (dropped paths, for instance) depends on seed and batch, so that resuming is exact."""
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         key = (data.seed, data.batches_done(), self.trainer.global_rank)
-        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+        seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes its time for devices that are not used
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).manual_seed(seed)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         total = self.objective(self.network(self._input(self.network, batch)), batch)

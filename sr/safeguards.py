@@ -63,6 +63,7 @@ class LastCheckpoint(Checkpoint):
     def __init__(self, folder: Path) -> None:
         self.path = folder / "last.ckpt"
         self.step = 0  # of the file; 0: none was written yet
+        self._to_stop = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.path = Path(trainer.strategy.broadcast(str(self.path)))  # the first process has chosen the run's folder
@@ -74,8 +75,10 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.should_stop and _between_steps(trainer):
-            trainer.should_stop = False  # the time is up (max_time), which will be said again when the step is whole
+        if _between_steps(trainer):  # whoever wants the run to end (max_time) has to wait until the step is whole
+            self._to_stop, trainer.should_stop = self._to_stop or trainer.should_stop, False
+        elif self._to_stop:
+            self._to_stop, trainer.should_stop = False, True
         if not trainer.val_dataloaders and (batch_idx + 1) % trainer.val_check_interval == 0:
             self.save(trainer)
 
@@ -134,10 +137,13 @@ class StopOnSignal(Callback):
             self._amid_validation = False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if "loops" not in checkpoint:  # weights only
+            return
         # A validation that was stopped begins anew. Lightning goes on with one that was stopped in a batch, and takes
-        # one that was stopped between two for finished.
+        # one that was stopped between two for finished. That batch must not be left over in the next checkpoint.
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
+        progress["total"] = dict.fromkeys(progress["total"], progress["total"]["completed"])
         if self._amid_validation:
-            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
             progress["current"] = dict.fromkeys(progress["current"], 0)
             progress["total"] = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
 
@@ -165,6 +171,9 @@ class NonFiniteGuard(Callback):
             weights and optimiser go back to the last checkpoint, and the learning rate is lower from there on. The
             data go on, so that the run does not meet the same batches again.
         lr_factor: what the learning rate is multiplied by at each rollback.
+
+    Raises:
+        SRError: a setting out of range, or ``rollback`` for sharded training.
     """
 
     def __init__(self, patience: int = 10, then: Literal["stop", "rollback"] = "stop", lr_factor: float = 0.5) -> None:

@@ -422,3 +422,22 @@ def test_what_has_more_than_8_bits_is_computed_in_float32(monkeypatch):
     assert upscaler.check_tiles(deep) == 0
     flat = np.full((8, 9, 3), 201, np.uint8)  # 8 bits go the fast way: bfloat16 has 128 levels between 1/2 and 1
     assert abs(int(upscaler(flat)[0, 0, 0]) - 201) <= 1 and upscaler.run.dtype == torch.bfloat16
+
+
+def test_float32_on_a_gpu_is_not_tf32():
+    seen = []
+
+    class Asking(Nearest):
+        receptive_field = None
+
+        def upscale(self, lq):
+            seen.append(torch.backends.cudnn.allow_tf32)
+            return super().upscale(lq)
+
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, True
+    try:
+        upscaler = sr.Upscaler(Asking(scale=2), tile=64, dtype=torch.float32)
+        upscaler(np.zeros((80, 80, 3), np.uint8))
+        assert seen and not any(seen) and torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cudnn.allow_tf32 = before

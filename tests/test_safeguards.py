@@ -24,13 +24,13 @@ LAST = Path("runs/tiny/001/checkpoints/last.ckpt")
 
 
 class TimeIsUp(Callback):
-    """Wants the run to end from some batch on, as Lightning's timer does."""
+    """Wants the run to end, and says so once, after some batch."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        trainer.should_stop |= batch_idx + 1 >= self.batches
+        trainer.should_stop |= batch_idx + 1 == self.batches
 
 
 class NaNAt(sr.losses.L1Loss):
@@ -174,6 +174,15 @@ def test_a_run_that_is_stopped_loses_no_validation(config, start, monkeypatch, m
     assert [step for step, _ in whole] == ["2", "4"] and again == whole
     losses, again = ([row["train/loss"] for row in log if row["train/loss"]] for log in logs)
     assert len(losses) == 4 and again == losses
+    # Nothing of the stop is left: lengthened, both go on alike.
+    config["trainer"]["max_steps"] = 6
+    ends = [
+        start(config, "--ckpt_path", str(cli.run_dir / "checkpoints" / "last.ckpt")) for cli in (undisturbed, resumed)
+    ]
+    assert ends[0].model.scores == ends[1].model.scores
+    logs = [list(csv.DictReader((cli.run_dir / "metrics.csv").open())) for cli in ends]
+    whole, again = ([(row["step"], row["val/many/psnr_y"]) for row in log if row["val/many/psnr_y"]] for log in logs)
+    assert [step for step, _ in whole] == ["2", "4", "6"] and again == whole
 
 
 def test_a_run_whose_time_is_up_ends_after_a_whole_step(config, start, capsys):

@@ -46,7 +46,8 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float |
             out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=scale).to(v.dtype)
     else:
         parts = zip(*(t.split(_GPU_BATCH) for t in (q, k, v)), strict=True)
-        out = torch.cat([F.scaled_dot_product_attention(a, b, c, scale=scale) for a, b, c in parts])
+        outs = [F.scaled_dot_product_attention(a, b, c, scale=scale) for a, b, c in parts]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out.transpose(1, 2).flatten(2)
 
 

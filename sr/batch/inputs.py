@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sr.errors import SRError
-from sr.pictures import INPUT_SUFFIXES, OUTPUT_SUFFIXES, probe
+from sr.pictures import INPUT_SUFFIXES, OUTPUT_SUFFIXES, format_of, probe
 
 #: The word for standard input as an input, and for standard output as an output.
 STREAM = "-"
@@ -132,7 +132,7 @@ def _plan(
     if output is not None and len(found) == 1 and found[0].is_file() and _means_file(output):
         if not Path(output).parent.is_dir():
             raise SRError(f"cannot write {output}: the folder {Path(output).parent} does not exist; create it")
-        if naming.ext not in (None, Path(output).suffix.lower()):
+        if naming.ext is not None and format_of(naming.ext) != format_of(Path(output).suffix):
             raise SRError(f"{output} says another format than {naming.ext}; leave --ext out, or change the name")
         jobs.append(Job(found[0], Path(output)))
     else:

@@ -146,8 +146,7 @@ def open_models(
 
 
 def _upscaler(network: SRNetwork, tile: int | None, device: str | None) -> Upscaler:
-    """In float32, also on a GPU, and not in TF32, of 10 bits: scores are compared with those of papers."""
-    torch.backends.cudnn.allow_tf32 = False
+    """In float32, also on a GPU: scores are compared with those of papers."""
     return Upscaler(network, tile=tile, device=device, dtype=torch.float32)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -58,13 +60,23 @@ class TileRunner:
             if sr.isfinite().all():
                 return sr
         # Some callers compute inside an autocast of their own.
-        with torch.autocast(self.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False), whole_float32():
             sr = self.network(x).float()
         if not sr.isfinite().all():
             raise SRError(
                 "the network gives NaN or infinite values in float32; its weights are damaged or diverged in training"
             )
         return sr
+
+
+@contextlib.contextmanager
+def whole_float32() -> Iterator[None]:
+    """On a GPU, convolutions not in TF32, whose 10 bits are too few for scores and for pictures of 16 bits."""
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def eight_views(run: Run, x: Tensor, multiple: int = 1) -> Tensor:
@@ -120,7 +132,7 @@ def find_margin(network: SRNetwork, device: torch.device) -> Margin:
     start, s = round_up(halos[-1] + 8, multiple), network.scale
     size = start + _CORE + halos[-1] + 27  # no multiple of anything: cells of pooling lie otherwise than in the tile
     lq = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
-    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False), whole_float32():
         whole = network(lq)[..., start * s : (start + _CORE) * s, start * s : (start + _CORE) * s]
         difference = {}
         for halo in halos:

@@ -236,6 +236,7 @@ class Halving:
     def __init__(self, run: Run, scale: int, margin: Callable[[], Margin]) -> None:
         self.run, self.scale, self.margin = run, scale, margin
         self._too_many: int | None = None  # pixels for which memory did not suffice: not tried again
+        self._why = ""
 
     def __call__(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
@@ -245,6 +246,7 @@ class Halving:
             except RuntimeError as e:
                 if not is_out_of_memory(e):
                     raise
+                self._why = str(e).strip().partition("\n")[0]
             # Behind the block: the error holds on to every tensor of the failed attempt.
             self._too_many = height * width
             if torch.cuda.is_available():
@@ -262,7 +264,7 @@ class Halving:
                 start, length = (halo - overlap) * self.scale, (size - middle + overlap) * self.scale
                 return _faded(before, behind.narrow(axis, start, length), 2 * overlap * self.scale, axis)
         raise SRError(
-            f"out of memory even for a tile of {width}x{height} pixels with its margin; "
+            f"out of memory even for a tile of {width}x{height} pixels with its margin ({self._why}); "
             "close other programs, or use a smaller network or the CPU"
         )
 

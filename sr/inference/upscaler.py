@@ -117,7 +117,8 @@ class Upscaler:
             self._fine.dtype = torch.float32
             self._fine.run = TileRunner(self.network, self.device, torch.float32, tta, keep_color)
         if compile:
-            self._margin(), self._cost()  # not compiled: with other shapes than tiles have
+            for one in filter(None, (self, self._fine)):
+                one._margin(), one._cost()  # not compiled: with other shapes than tiles have
             compile_network(self.network)
 
     def _dtype(self, network: SRNetwork, dtype: torch.dtype | Literal["auto"]) -> torch.dtype:

@@ -6,7 +6,15 @@
 from sr.pictures.header import Info, probe
 from sr.pictures.metadata import Metadata, left_out
 from sr.pictures.reader import Picture, RowReader, read_picture
-from sr.pictures.writer import INPUT_SUFFIXES, OUTPUT_SUFFIXES, RowWriter, needs_rows, output_format, write_picture
+from sr.pictures.writer import (
+    INPUT_SUFFIXES,
+    OUTPUT_SUFFIXES,
+    RowWriter,
+    format_of,
+    needs_rows,
+    output_format,
+    write_picture,
+)
 
 __all__ = [
     "INPUT_SUFFIXES",
@@ -16,6 +24,7 @@ __all__ = [
     "Picture",
     "RowReader",
     "RowWriter",
+    "format_of",
     "left_out",
     "needs_rows",
     "output_format",

@@ -44,6 +44,11 @@ _PNG_LEVEL = 2
 _MANY_PIXELS = 64_000_000  # of a result; the whole way needs some 20 bytes for each
 
 
+def format_of(suffix: str) -> str | None:
+    """The format that a suffix (``.jpg``) stands for; ``None``: none that is written."""
+    return _FORMATS.get(suffix.lower())
+
+
 def output_format(info: Info, width: int, height: int, suffix: str | None = None) -> tuple[str, str]:
     """Format and suffix of a result, decided before any work.
 
