@@ -153,6 +153,24 @@ PRETRAINED: dict[str, PretrainedWeights] = {
             1550752,
             _scores(31.840, 0.8905, 28.394, 0.7763, 27.422, 0.7305),
         ),
+        _photos(
+            "sparsesr_t_x2",
+            "591f1dbbb396b545269ca74361696193ff24b53ea4b2e6073940133ef58333a1",
+            699992,
+            _scores(37.534, 0.9590, 33.137, 0.9140, 31.845, 0.8957),
+        ),
+        _photos(
+            "sparsesr_t_x3",
+            "25b8e063519cb7ac44e3e85df5845f33e1fbbd93fc542a8b0fce3a4e52831f40",
+            717372,
+            _scores(33.712, 0.9219, 29.923, 0.8340, 28.799, 0.7980),
+        ),
+        _photos(
+            "sparsesr_t_x4",
+            "815dec43f0adb1e90cf02e46306e8e50163f0dceef62cb420d126badc4d6638b",
+            741648,
+            _scores(31.505, 0.8852, 28.216, 0.7720, 27.306, 0.7270),
+        ),
         PretrainedWeights(
             name="sparsesr_t_x2.quickstart",
             arch="SparseSR",
