@@ -102,8 +102,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--shard", type=part, metavar="I/N", help="part I of N, for N processes that share the work")
     add("--manifest", type=Path, metavar="FILE", help="add a JSON line for each picture to this file")
     add("--json", action="store_true", help="JSON lines instead of text on standard output")
-    args = parser.parse_intermixed_args(arguments)
-    args.inputs += args.input
+    given = sys.argv[1:] if arguments is None else arguments
+    end = given.index("--") if "--" in given else len(given)  # what follows are names, also those that begin with -
+    args = parser.parse_intermixed_args(given[:end])
+    args.inputs += args.input + given[end + 1 :]
     if not args.inputs:
         parser.error("give a picture or a folder")
     return args

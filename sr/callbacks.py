@@ -175,9 +175,12 @@ class BestWeights(Callback):
         A run without validation exports what it ends with.
 
         Raises:
-            SRError: there was validation, but no score that was a number; or the weights are not finite.
+            SRError: nothing was trained; there was validation, but no score that was a number; or the weights are not
+                finite.
         """
         if module.scores and self.best == float("-inf"):
+            if trainer.global_step == 0:
+                raise SRError("the run ended before its first step, as a callback or trainer.max_time has it")
             raise SRError("the training diverged: no validation gave a number; lower model.optimizer.init_args.lr")
         if not module.scores:
             module.gather()

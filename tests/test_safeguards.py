@@ -198,6 +198,11 @@ def test_a_run_whose_time_is_up_ends_after_a_whole_step(config, start, capsys):
     assert_equal(weights(last), weights(whole.run_dir / "checkpoints" / "last.ckpt"))
 
 
+def test_a_run_without_time_for_a_step_says_so(config, start):
+    with pytest.raises(SRError, match="the run ended before its first step"):
+        start(config, "--trainer.max_time", "00:00:00:00")
+
+
 @pytest.mark.slow
 def test_twenty_kills_do_not_change_the_result(config, tmp_path):
     config["trainer"] |= {"max_steps": 200, "val_check_interval": 4}

@@ -93,6 +93,19 @@ def test_a_note_tells_of_results_of_another_scale_that_are_kept(upscale):
     assert [json.loads(line)["status"] for line in result.out.splitlines()] == ["skipped", "skipped"]
 
 
+def test_names_that_begin_with_a_hyphen_follow_two(upscale):
+    pixels = save("-a.png")
+    assert upscale("-o", "out/", "--", "-a.png").status == 0
+    assert np.array_equal(pixels_of("out/-a.png"), twice(pixels))
+
+
+def test_a_name_takes_one_line(upscale):
+    save("a\nb\x1b[31m.png")
+    result = upscale("a\nb\x1b[31m.png")
+    assert result.status == 0 and len(result.out.splitlines()) == 1
+    assert result.out.startswith(r"a\nb\x1b[31m.png -> a\nb\x1b[31m_x2.png")
+
+
 def test_an_input_is_replaced_on_demand(upscale):
     pixels = save("a.png")
     assert upscale("a.png", "-o", "a.png").status == 2

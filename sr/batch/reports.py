@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,8 @@ from sr.errors import SRError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Report:
@@ -102,6 +105,7 @@ class Report:
     def _print(self, line: str, stream: Any) -> None:
         if stream is None:
             return
+        line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], line)  # names of files may hold anything
         encoding = stream.encoding or "utf-8"
         line = line.encode(encoding, "backslashreplace").decode(encoding)
         if self._bars is not None and stream.isatty():

@@ -146,11 +146,11 @@ class Upscaler:
         """Enlarge one picture; the result is of the same kind, mode and depth.
 
         Args:
-            picture: a PIL image of any mode, which is turned upright by its EXIF orientation, and whose EXIF, ICC
-                profile and resolution the result's ``info`` has; an array (H, W) or (H, W, C) of uint8, uint16 or
-                float in [0, 1]; or a tensor (C, H, W) or (N, C, H, W) of the same types. C is 1 (grey), 2 (grey and
-                alpha), 3 (RGB) or 4 (RGBA). Alpha is enlarged bicubically; visible colours are continued under
-                transparency first.
+            picture: a PIL image of any mode (of an animation one frame), which is turned upright by its EXIF
+                orientation, and whose EXIF, ICC profile and resolution the result's ``info`` has; an array (H, W) or
+                (H, W, C) of uint8, uint16 or float in [0, 1]; or a tensor (C, H, W) or (N, C, H, W) of the same types.
+                C is 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA). Alpha is enlarged bicubically; visible colours
+                are continued under transparency first.
             progress: called with (tiles done, tiles in all) after each tile, in the calling thread.
 
         Raises:
