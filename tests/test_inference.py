@@ -11,7 +11,7 @@ from upscaling import Nearest
 
 import sr
 from sr.archs.sparsesr import BicubicUpsample
-from sr.inference.runner import TileRunner
+from sr.inference.runner import TileRunner, whole_float32
 from sr.resize import imresize
 
 
@@ -424,20 +424,19 @@ def test_what_has_more_than_8_bits_is_computed_in_float32(monkeypatch):
     assert abs(int(upscaler(flat)[0, 0, 0]) - 201) <= 1 and upscaler.run.dtype == torch.bfloat16
 
 
-def test_float32_on_a_gpu_is_not_tf32():
-    seen = []
-
-    class Asking(Nearest):
-        receptive_field = None
-
-        def upscale(self, lq):
-            seen.append(torch.backends.cudnn.allow_tf32)
-            return super().upscale(lq)
-
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, True
-    try:
-        upscaler = sr.Upscaler(Asking(scale=2), tile=64, dtype=torch.float32)
-        upscaler(np.zeros((80, 80, 3), np.uint8))
-        assert seen and not any(seen) and torch.backends.cudnn.allow_tf32
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+@pytest.mark.parametrize("newer", [True, False])
+def test_float32_on_a_gpu_is_not_tf32(monkeypatch, newer):
+    """The flags that cuDNN goes by, which are there without a GPU, too."""
+    cudnn = torch.backends.cudnn
+    if newer and not hasattr(cudnn, "conv"):
+        pytest.skip("this PyTorch has the old flag only")
+    if not newer and hasattr(cudnn, "conv"):
+        monkeypatch.delattr(type(cudnn), "conv", raising=False)
+        monkeypatch.delattr(cudnn, "conv", raising=False)
+    precision = (lambda: cudnn.conv.fp32_precision) if newer else (lambda: cudnn.allow_tf32)
+    before = precision()
+    with whole_float32(torch.device("cuda")):
+        assert precision() == ("ieee" if newer else False)
+    assert precision() == before
+    with whole_float32(torch.device("cpu")):
+        assert precision() == before

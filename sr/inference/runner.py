@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +61,7 @@ class TileRunner:
             if sr.isfinite().all():
                 return sr
         # Some callers compute inside an autocast of their own.
-        with torch.autocast(self.device.type, enabled=False), whole_float32():
+        with torch.autocast(self.device.type, enabled=False), whole_float32(self.device):
             sr = self.network(x).float()
         if not sr.isfinite().all():
             raise SRError(
@@ -70,13 +71,22 @@ class TileRunner:
 
 
 @contextlib.contextmanager
-def whole_float32() -> Iterator[None]:
+def whole_float32(device: torch.device) -> Iterator[None]:
     """On a GPU, convolutions not in TF32, whose 10 bits are too few for scores and for pictures of 16 bits."""
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    if device.type != "cuda":
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    # Of torch 2.9 and newer, where reading the old flag is an error once somebody has set the new one.
+    owner, name, exact = (
+        (cudnn.conv, "fp32_precision", "ieee") if hasattr(cudnn, "conv") else (cudnn, "allow_tf32", False)
+    )
+    before = getattr(owner, name)
+    setattr(owner, name, exact)
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        setattr(owner, name, before)
 
 
 def eight_views(run: Run, x: Tensor, multiple: int = 1) -> Tensor:
@@ -132,7 +142,7 @@ def find_margin(network: SRNetwork, device: torch.device) -> Margin:
     start, s = round_up(halos[-1] + 8, multiple), network.scale
     size = start + _CORE + halos[-1] + 27  # no multiple of anything: cells of pooling lie otherwise than in the tile
     lq = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
-    with torch.inference_mode(), torch.autocast(device.type, enabled=False), whole_float32():
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False), whole_float32(device):
         whole = network(lq)[..., start * s : (start + _CORE) * s, start * s : (start + _CORE) * s]
         difference = {}
         for halo in halos:
